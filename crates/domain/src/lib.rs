@@ -1,0 +1,30 @@
+//! The rules of Kiln, as pure functions and plain data.
+//!
+//! | module | what it decides |
+//! |---|---|
+//! | [`repo`] | which spellings name the same repository |
+//! | [`spec`] | what a build says of itself, and the limits on it |
+//! | [`key`] | which builds share a daemon (K1), and every name derived from that |
+//! | [`lease`] | how long a build may count on its daemon |
+//! | [`project`] | what is remembered of a project |
+//! | [`plan`] | what to do next for a project: start, stop, wait, give up (K2, K3) |
+//! | [`time`] | instants as data |
+//!
+//! What must not be here: I/O, a clock, randomness, tokio, and any knowledge of Incus, SQLite or HTTP. Whatever
+//! a rule needs to know is an argument; whatever it wants done is a value it returns.
+
+pub mod key;
+pub mod lease;
+pub mod plan;
+pub mod project;
+pub mod repo;
+pub mod spec;
+pub mod time;
+
+pub use key::{Key, ParseKeyError};
+pub use lease::{Lease, LeaseToken, TokenHash};
+pub use plan::{Plan, Policy, Reason, Situation, Step, plan};
+pub use project::{Generation, Phase, ProjectRecord};
+pub use repo::RepoName;
+pub use spec::{Arch, BuildSpec, SpecError};
+pub use time::Timestamp;

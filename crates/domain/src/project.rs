@@ -1,0 +1,135 @@
+//! What is remembered of a project.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::key::Key;
+use crate::spec::BuildSpec;
+use crate::time::Timestamp;
+
+/// Counts the starts of a project's daemon, so that no answer can carry the address of a daemon on its way out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Generation(u64);
+
+impl Generation {
+    pub const NONE: Self = Self(0);
+
+    pub const fn from_stored(count: u64) -> Self {
+        Self(count)
+    }
+
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+/// Where a project stands. Only `Warm` is routable. The diagram is at the top of [`crate::plan`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "phase", rename_all = "lowercase")]
+pub enum Phase {
+    /// Nothing of it exists on the host.
+    Absent,
+    /// Volume, certificates or instance are being made.
+    Provisioning,
+    /// The instance is on its way up and does not answer yet.
+    Starting,
+    /// The daemon answers.
+    Warm,
+    /// The daemon is being stopped; a build that comes now waits for the next start.
+    Draining,
+    /// Stopped. The cache is there and costs only disk.
+    Idle,
+    /// The last step failed. The next request tries again.
+    Failed { reason: String },
+}
+
+impl Phase {
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Provisioning => "provisioning",
+            Self::Starting => "starting",
+            Self::Warm => "warm",
+            Self::Draining => "draining",
+            Self::Idle => "idle",
+            Self::Failed { .. } => "failed",
+        }
+    }
+
+    /// Whether a worker must look at the project again after a restart of Kiln: something runs or was under way.
+    pub const fn is_quiet(&self) -> bool {
+        matches!(self, Self::Absent | Self::Idle)
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed { reason } => write!(f, "failed: {reason}"),
+            other => f.write_str(other.name()),
+        }
+    }
+}
+
+/// How eagerly a project's daemon is kept up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// Stopped when its idle window has passed.
+    #[default]
+    Warm,
+    /// Never stopped for being idle, and started again when it died.
+    Hot,
+}
+
+/// What an admin can set for one project; `None` takes the host's default.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    pub tier: Tier,
+    pub idle_window: Option<Duration>,
+    pub volume_bytes: Option<u64>,
+}
+
+/// Everything the store keeps of a project, its leases apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProjectRecord {
+    pub key: Key,
+    /// Whose key this is. A caller with another identity is refused (K1).
+    pub spec: BuildSpec,
+    /// The daemon's own address: unique, and the project's for life.
+    pub address: Ipv4Addr,
+    pub phase: Phase,
+    pub generation: Generation,
+    /// Which run of the instance the generation stands for, in the runtime's own words.
+    pub incarnation: Option<String>,
+    pub settings: Settings,
+    pub created: Timestamp,
+    /// Last route, prewarm, completion or end of a connection: where the idle window starts.
+    pub last_activity: Timestamp,
+}
+
+impl ProjectRecord {
+    pub fn new(spec: BuildSpec, address: Ipv4Addr, now: Timestamp) -> Self {
+        Self {
+            key: Key::of(&spec),
+            spec,
+            address,
+            phase: Phase::Absent,
+            generation: Generation::NONE,
+            incarnation: None,
+            settings: Settings::default(),
+            created: now,
+            last_activity: now,
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Instants as data, so that no rule needs a clock.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// A wall-clock instant: milliseconds since the Unix epoch, UTC.
+///
+/// Wall clock and not monotonic, because instants outlive the process and the boot they were taken in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Timestamp(i64);
+
+impl Timestamp {
+    pub const EPOCH: Self = Self(0);
+
+    pub const fn from_millis(millis: i64) -> Self {
+        Self(millis)
+    }
+
+    pub const fn as_millis(self) -> i64 {
+        self.0
+    }
+
+    /// How long ago `earlier` was. Zero if it lies in the future: a clock that went backwards makes nothing older.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+
+    /// Saturates at the end of time.
+    #[must_use]
+    pub fn plus(self, span: Duration) -> Self {
+        let millis = i64::try_from(span.as_millis()).unwrap_or(i64::MAX);
+        Self(self.0.saturating_add(millis))
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:03}", self.0.div_euclid(1000), self.0.rem_euclid(1000))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_went_backwards_makes_nothing_older() {
+        let later = Timestamp::from_millis(5_000);
+        assert_eq!(Timestamp::from_millis(1_000).since(later), Duration::ZERO);
+        assert_eq!(later.since(Timestamp::from_millis(1_000)), Duration::from_secs(4));
+    }
+
+    #[test]
+    fn the_end_of_time_is_an_end() {
+        assert_eq!(Timestamp::from_millis(i64::MAX - 1).plus(Duration::MAX).as_millis(), i64::MAX);
+    }
+}

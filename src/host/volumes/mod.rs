@@ -1,0 +1,108 @@
+//! Where caches live: one trait for three kinds of storage, and one contract test for all.
+//!
+//! A volume is named by its key and carries its project's identity as properties. Nothing is destroyed at once: it
+//! goes to the trash first, and only [`VolumeEngine::purge`] frees it (K3). A volume without our mark is never touched.
+//!
+//! What must not be here: when to snapshot, what to keep, who may use a clone.
+
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+use kiln_domain::Key;
+use thiserror::Error;
+
+use super::Properties;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    pub key: Key,
+    /// Where it is mounted; what an instance gets as its cache.
+    pub path: PathBuf,
+    pub properties: Properties,
+}
+
+/// Our prefix and a sequence: `kiln-000042`. Snapshots of any other name are nobody's business.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SnapshotName(String);
+
+/// An entry of the trash: the key and a sequence, so that one key can be thrown away many times.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TrashName(String);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes that would be free without this volume, as well as the engine can tell.
+    pub used: u64,
+    /// What the volume may grow to, if the engine enforces it.
+    pub size: Option<u64>,
+    /// What can still be written.
+    pub available: u64,
+}
+
+#[derive(Debug, Error)]
+pub enum VolumeError {
+    #[error("cannot {operation} volume {key}: the name is taken by {found}")]
+    Foreign { operation: &'static str, key: Key, found: String },
+    #[error("cannot {operation} volume {name}: there is none")]
+    Missing { operation: &'static str, name: String },
+    #[error("cannot {operation} {name}: it exists already")]
+    Exists { operation: &'static str, name: String },
+    #[error("cannot {operation} volume {name}: it is in use by {holder}")]
+    Busy { operation: &'static str, name: String, holder: String },
+    #[error("cannot {operation} volume {name}: no space left; free some, or give the volume more")]
+    Full { operation: &'static str, name: String },
+    #[error("volume storage {path} cannot be used: {why}; {remedy}")]
+    Unusable { path: String, why: String, remedy: String },
+    #[error("cannot {operation} {path}")]
+    Io { operation: &'static str, path: String, #[source] source: std::io::Error },
+    #[error("cannot {operation} volume {name}: {command} said: {said}")]
+    Command { operation: &'static str, name: String, command: String, said: String },
+}
+
+#[async_trait]
+pub trait VolumeEngine: Send + Sync + 'static {
+    fn name(&self) -> &'static str;
+
+    /// Makes an empty volume of at most `size` bytes (where the engine can enforce it). One that exists with an equal
+    /// `key` property is returned as it is; one with another is [`VolumeError::Foreign`].
+    async fn create(&self, key: &Key, properties: &Properties, size: Option<u64>) -> Result<Volume, VolumeError>;
+
+    /// `None` only when it is known not to exist.
+    async fn get(&self, key: &Key) -> Result<Option<Volume>, VolumeError>;
+
+    /// All volumes with our mark.
+    async fn list(&self) -> Result<Vec<Volume>, VolumeError>;
+
+    /// Replaces the properties given and keeps the others.
+    async fn set_properties(&self, key: &Key, properties: &Properties) -> Result<(), VolumeError>;
+
+    async fn usage(&self, key: &Key) -> Result<Usage, VolumeError>;
+
+    /// Takes a read-only snapshot under the next sequence number.
+    async fn snapshot(&self, key: &Key) -> Result<SnapshotName, VolumeError>;
+
+    /// Ours only, oldest first.
+    async fn snapshots(&self, key: &Key) -> Result<Vec<SnapshotName>, VolumeError>;
+
+    async fn destroy_snapshot(&self, key: &Key, snapshot: &SnapshotName) -> Result<(), VolumeError>;
+
+    /// A writable volume `target` with the contents of a snapshot and its own `properties`: nothing is inherited.
+    async fn clone_snapshot(
+        &self,
+        source: &Key,
+        snapshot: &SnapshotName,
+        target: &Key,
+        properties: &Properties,
+    ) -> Result<Volume, VolumeError>;
+
+    /// Moves a volume, its snapshots included, to the trash.
+    async fn discard(&self, key: &Key) -> Result<TrashName, VolumeError>;
+
+    async fn trash(&self) -> Result<Vec<TrashName>, VolumeError>;
+
+    /// Brings a volume back under its key; [`VolumeError::Exists`] when there is a new one.
+    async fn restore(&self, trashed: &TrashName) -> Result<Volume, VolumeError>;
+
+    /// Frees it for good.
+    async fn purge(&self, trashed: &TrashName) -> Result<(), VolumeError>;
+}

@@ -1,0 +1,33 @@
+//! Kiln keeps one warm, unmodified BuildKit daemon per project on one host and routes builds to it.
+//!
+//! The way of a request: [`api`] or [`gateway`] → [`projects`] (one worker per key decides, with the rules of
+//! `kiln-domain`) → [`host`], [`pki`] and [`buildkit`] (effects) → [`store`] (what an answer promises is on disk before
+//! the answer leaves) → back.
+//!
+//! | room | purpose |
+//! |---|---|
+//! | [`config`] | one typed configuration from file, environment and flags |
+//! | [`clock`] | the one place that reads the wall clock |
+//! | [`api`] | HTTP on a unix socket and on loopback: routes, admin verbs, events |
+//! | [`gateway`] | reads a ClientHello, finds the daemon, relays bytes; never terminates TLS |
+//! | [`projects`] | the heart: one worker task per active key |
+//! | [`store`] | SQLite: one writer with group commit, readers apart |
+//! | [`host`] | effects on this machine: runtimes, volumes, network |
+//! | [`buildkit`] | what we say to buildkitd: its configuration, is it ready, how full is it |
+//! | [`pki`] | per-project CA, daemon certificates, build credentials |
+//! | [`image`] | making the container image |
+//! | [`cli`] | the `kiln` command |
+//! | [`daemon`] | `kilnd`: starts the parts, waits for a signal |
+
+pub mod api;
+pub mod buildkit;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod daemon;
+pub mod gateway;
+pub mod host;
+pub mod image;
+pub mod pki;
+pub mod projects;
+pub mod store;
