@@ -234,6 +234,11 @@ impl Projects {
         Ok(Some(self.view(&record, &leases)))
     }
 
+    /// How many projects have a worker now.
+    pub fn workers(&self) -> usize {
+        self.registry.all().len()
+    }
+
     pub fn store(&self) -> &Store {
         &self.shared.store
     }

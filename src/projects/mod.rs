@@ -13,7 +13,9 @@
 //! | `registry.rs` | key → worker |
 //! | `worker.rs` | the loop of one project |
 //! | `waiting.rs` | who waits for a daemon, and what they get |
-//! | `effects.rs` | [`Effects`], and its one real implementation on the host |
+//! | `effects.rs` | [`Effects`]: what a worker may do to the host |
+//! | `host_effects.rs` | its implementation on the real host |
+//! | `model.rs` | its implementation on a model host |
 //!
 //! What must not be here: HTTP, SQL, and how a runtime or a volume does its work.
 
@@ -21,6 +23,7 @@ mod answer;
 mod effects;
 mod handle;
 mod host_effects;
+pub mod model;
 mod registry;
 mod waiting;
 mod worker;
