@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln_domain::{BuildSpec, Key, Lease, LeaseToken, Policy, ProjectRecord, Timestamp};
+use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, ProjectRecord, Timestamp};
 use kiln_wire::{Credential, LeaseView, ProjectView, RouteResponse};
 use thiserror::Error;
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -22,7 +22,7 @@ use crate::entropy::{Entropy, NoEntropy};
 use crate::gateway::{Directory, Door, NoDoor};
 use crate::host::InstanceEvent;
 use crate::pki::{Pki, PkiError};
-use crate::store::{AddressPool, Store, StoreError};
+use crate::store::{Store, StoreError};
 
 /// A worker that goes just as a message arrives loses it; asking again finds or makes the next one. Twice in a row is
 /// already unlikely.

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kiln_domain::{BuildSpec, Key, Policy};
+use kiln_domain::{AddressPool, BuildSpec, Key, Policy};
 use tokio::sync::{mpsc, watch};
 
 use super::effects::{Effects, StepDeadlines};
 use super::worker::{Message, Status, Worker};
 use crate::clock::Clock;
-use crate::store::{AddressPool, Store, StoreError};
+use crate::store::{Store, StoreError};
 
 /// Requests that may wait in a worker's mailbox. A worker empties it without waiting for the host, so that this is
 /// reached only when requests come faster than the store takes leases; then callers wait their turn here.

@@ -504,7 +504,7 @@ impl Worker {
     }
 
     fn event(&self, kind: &'static str, text: String) -> NewEvent {
-        NewEvent { at: self.now(), key: Some(self.key.clone()), kind: kind.into(), text }
+        NewEvent { at: self.now(), key: Some(self.key.clone()), kind, text }
     }
 
     fn log_event(&self, event: NewEvent) {

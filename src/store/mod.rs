@@ -101,6 +101,11 @@ impl Store {
         self.inner.readers.read(move |connection| rows::leases(connection, &key)).await
     }
 
+    /// The leases of all projects, by key and age.
+    pub async fn all_leases(&self) -> Result<Vec<(Key, Lease)>, StoreError> {
+        self.inner.readers.read(rows::all_leases).await
+    }
+
     /// At most `limit` events with ids above `after`, in order. The journal keeps the newest 100 000.
     pub async fn events(&self, after: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
         self.inner.readers.read(move |connection| rows::events(connection, after, limit)).await

@@ -33,12 +33,19 @@ pub(super) fn active_projects(connection: &Connection) -> Result<Vec<ProjectReco
 
 pub(super) fn leases(connection: &Connection, key: &Key) -> Result<Vec<Lease>, StoreError> {
     let sql = "SELECT token, created, renewed FROM leases WHERE key = ?1 ORDER BY created, token";
-    collect(connection, sql, [key.as_str()], "read the leases", |row| {
-        Ok(Lease {
-            token: TokenHash::from_stored(get(row, "token")?),
-            created: instant(row, "created")?,
-            renewed: instant(row, "renewed")?,
-        })
+    collect(connection, sql, [key.as_str()], "read the leases", lease)
+}
+
+pub(super) fn all_leases(connection: &Connection) -> Result<Vec<(Key, Lease)>, StoreError> {
+    let sql = "SELECT key, token, created, renewed FROM leases ORDER BY key, created, token";
+    collect(connection, sql, [], "read the leases", |row| Ok((key(get(row, "key")?)?, lease(row)?)))
+}
+
+fn lease(row: &Row<'_>) -> Result<Lease, StoreError> {
+    Ok(Lease {
+        token: TokenHash::from_stored(get(row, "token")?),
+        created: instant(row, "created")?,
+        renewed: instant(row, "renewed")?,
     })
 }
 
