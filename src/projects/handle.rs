@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, ProjectRecord, Timestamp};
 use kiln_wire::{Credential, LeaseView, ProjectView, RouteResponse};
 use thiserror::Error;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressing, Routed};

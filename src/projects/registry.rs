@@ -7,6 +7,7 @@ use kiln_domain::{AddressPool, BuildSpec, Key, Policy};
 use tokio::sync::{mpsc, watch};
 
 use super::effects::{Effects, StepDeadlines};
+use super::waiting::Connections;
 use super::worker::{Message, Status, Worker};
 use crate::clock::Clock;
 use crate::store::{Store, StoreError};
@@ -30,6 +31,15 @@ pub(super) struct Shared {
 pub(super) struct WorkerHandle {
     pub(super) mailbox: mpsc::Sender<Message>,
     pub(super) status: watch::Receiver<Status>,
+    pub(super) connections: Connections,
+}
+
+/// The worker's side of its [`WorkerHandle`].
+pub(super) struct Desk {
+    pub(super) mailbox: mpsc::Receiver<Message>,
+    /// To hand out to those who will have to tell the worker something.
+    pub(super) own_mailbox: mpsc::Sender<Message>,
+    pub(super) status: watch::Sender<Status>,
     pub(super) connections: Connections,
 }
 
@@ -88,29 +98,26 @@ impl Registry {
         if let Some(worker) = workers.get(key) {
             return worker.clone();
         }
-        let (sender, receiver) = mpsc::channel(MAILBOX_DEPTH);
+        let (own_mailbox, mailbox) = mpsc::channel(MAILBOX_DEPTH);
         let unread = Status { phase: kiln_domain::Phase::Idle, reason: String::new(), step: Some("read its record") };
         let (status, seen) = watch::channel(unread);
-        let worker = WorkerHandle { mailbox: sender.clone(), status: seen };
+        let connections = Connections::default();
+        let worker =
+            WorkerHandle { mailbox: own_mailbox.clone(), status: seen, connections: connections.clone() };
         workers.insert(key.clone(), worker.clone());
-        tokio::spawn(Self::live(self.clone(), Arc::clone(shared), key.clone(), (sender, receiver), status));
+        let desk = Desk { mailbox, own_mailbox, status, connections };
+        tokio::spawn(Self::live(self.clone(), Arc::clone(shared), key.clone(), desk));
         worker
     }
 
-    async fn live(
-        self,
-        shared: Arc<Shared>,
-        key: Key,
-        mailbox: (mpsc::Sender<Message>, mpsc::Receiver<Message>),
-        status: watch::Sender<Status>,
-    ) {
+    async fn live(self, shared: Arc<Shared>, key: Key, desk: Desk) {
         let read = async {
             let record = shared.store.project(&key).await?;
             let leases = shared.store.leases(&key).await?;
             Ok::<_, StoreError>(record.map(|record| (record, leases)))
         };
         match read.await {
-            Ok(Some(state)) => Worker::run(shared, self, mailbox, status, state).await,
+            Ok(Some((record, leases))) => Worker::new(shared, self, desk, record, leases).work().await,
             // Whoever waits sees its reply dropped and asks again.
             Ok(None) => drop(self.workers().remove(&key)),
             Err(error) => {

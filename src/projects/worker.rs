@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use kiln_domain::plan::{Demand, InstanceSeen, Observed, Reason, Setbacks, Situation, Step};
 use kiln_domain::{BuildSpec, Key, Lease, Phase, Plan, ProjectRecord, Timestamp, TokenHash, plan};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::effects::EffectError;
-use super::registry::{Registry, Shared};
-use super::waiting::{Connections, Granted, Refusal, Reply, Waiter, Warm};
+use super::registry::{Desk, Registry, Shared};
+use super::waiting::{Granted, Refusal, Reply, Waiter, Warm};
 use crate::store::{NewEvent, StoreError};
 
 /// What a worker is told. Whoever wants an answer sends a reply along.
@@ -84,12 +84,9 @@ pub(super) struct Worker {
     key: Key,
     shared: Arc<Shared>,
     registry: Registry,
-    mailbox: mpsc::Receiver<Message>,
-    own_mailbox: mpsc::Sender<Message>,
-    status: watch::Sender<Status>,
+    desk: Desk,
     record: ProjectRecord,
     leases: Vec<Lease>,
-    connections: Connections,
     /// Connections at the last look, to notice when the last one ends.
     last_connections: usize,
     waiters: Vec<Waiter>,
@@ -105,24 +102,21 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Runs until the project is quiet. `record` and `leases` are as the store has them.
-    pub(super) async fn run(
+    /// `record` and `leases` are as the store has them.
+    pub(super) fn new(
         shared: Arc<Shared>,
         registry: Registry,
-        (own_mailbox, mailbox): (mpsc::Sender<Message>, mpsc::Receiver<Message>),
-        status: watch::Sender<Status>,
-        (record, leases): (ProjectRecord, Vec<Lease>),
-    ) {
-        let worker = Self {
+        desk: Desk,
+        record: ProjectRecord,
+        leases: Vec<Lease>,
+    ) -> Self {
+        Self {
             key: record.key.clone(),
             shared,
             registry,
-            mailbox,
-            own_mailbox,
-            status,
+            desk,
             record,
             leases,
-            connections: Connections::default(),
             last_connections: 0,
             waiters: Vec::new(),
             stoppers: Vec::new(),
@@ -132,21 +126,21 @@ impl Worker {
             gave_up_on: None,
             in_flight: None,
             look_again: None,
-        };
-        worker.work().await;
+        }
     }
 
-    async fn work(mut self) {
+    /// Runs until the project is quiet.
+    pub(super) async fn work(mut self) {
         loop {
             if self.in_flight.is_none() {
                 self.decide().await;
             }
-            if self.may_go() && self.registry.remove_if_idle(&self.key, &self.mailbox) {
+            if self.may_go() && self.registry.remove_if_idle(&self.key, &self.desk.mailbox) {
                 return;
             }
             let timer = self.look_again.map(|at| at.since(self.now()));
             tokio::select! {
-                message = self.mailbox.recv() => match message {
+                message = self.desk.mailbox.recv() => match message {
                     Some(message) => self.hear(message).await,
                     None => return,
                 },
@@ -251,7 +245,7 @@ impl Worker {
 
     /// The end of a connection is activity: the idle window starts there.
     fn note_connections(&mut self) {
-        let count = self.connections.count();
+        let count = self.desk.connections.count();
         if count < self.last_connections {
             self.touch_on_disk();
         }
@@ -271,10 +265,7 @@ impl Worker {
                 }
                 match step {
                     Step::StartInstance => self.record.incarnation = incarnation,
-                    Step::StopInstance(_) => {
-                        self.record.incarnation = None;
-                        self.answer_stoppers(&Ok(()));
-                    }
+                    Step::StopInstance(_) => self.record.incarnation = None,
                     _ => {}
                 }
             }
@@ -326,6 +317,9 @@ impl Worker {
         let Some(Plan { phase, step, reason, look_again }) = self.plan() else { return };
         self.look_again = look_again;
         self.record_phase(phase, step, &reason).await;
+        if !matches!(self.observed, Some(Observed { instance: InstanceSeen::Running { .. }, .. })) {
+            self.answer_stoppers(&Ok(()));
+        }
         if let Some(step) = step {
             return self.start_step(step);
         }
@@ -335,11 +329,7 @@ impl Worker {
             let text = self.record.phase.to_string();
             self.refuse_all(&Refusal { retryable: false, timed_out: false, text });
         }
-        let answer = match &self.observed {
-            Some(Observed { instance: InstanceSeen::Running { .. }, .. }) => Err(StopRefusal::Busy(reason.to_string())),
-            _ => Ok(()),
-        };
-        self.answer_stoppers(&answer);
+        self.answer_stoppers(&Err(StopRefusal::Busy(reason.to_string())));
     }
 
     fn answer_stoppers(&mut self, answer: &Result<(), StopRefusal>) {
@@ -367,7 +357,7 @@ impl Worker {
         Demand {
             waiters: self.waiters.len() + usize::from(self.prewarming),
             leases: &self.leases,
-            connections: self.connections.count(),
+            connections: self.desk.connections.count(),
             stop_requested: !self.stoppers.is_empty(),
         }
     }
@@ -413,7 +403,7 @@ impl Worker {
     }
 
     fn show(&self, phase: &Phase, reason: String, step: Option<Step>) {
-        self.status.send_replace(Status { phase: phase.clone(), reason, step: step.map(Step::name) });
+        self.desk.status.send_replace(Status { phase: phase.clone(), reason, step: step.map(Step::name) });
     }
 
     /// Takes note of a phase, in memory and on disk. What cannot be written now is written with the next change.
@@ -484,7 +474,7 @@ impl Worker {
     }
 
     fn connect(&mut self, warm: Warm, reply: Reply<(Warm, super::waiting::Held)>) {
-        let held = self.connections.hold(self.own_mailbox.clone());
+        let held = self.desk.connections.hold(self.desk.own_mailbox.clone());
         // A caller that has gone drops the hold with the answer.
         drop(reply.send(Ok((warm, held))));
         self.note_connections();
@@ -518,7 +508,7 @@ impl Worker {
             && self.waiters.is_empty()
             && self.stoppers.is_empty()
             && self.leases.is_empty()
-            && self.connections.count() == 0
+            && self.desk.connections.count() == 0
             && self.look_again.is_none()
             && !self.prewarming
             && (self.record.phase.is_quiet() || matches!(self.record.phase, Phase::Failed { .. }))
