@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{Addressing, Routed};
 use super::effects::{Effects, StepDeadlines};
 use super::registry::{Registry, Shared, WorkerHandle};
-use super::waiting::{Refusal, Undelivered};
+use super::waiting::Refusal;
 use super::worker::{Message, StopRefusal};
 use crate::clock::Clock;
 use crate::entropy::{Entropy, NoEntropy};
@@ -158,11 +158,9 @@ impl Projects {
                 Some(answer) => answer?,
                 None => continue,
             };
-            // From here on the lease counts; whatever goes wrong before the answer is delivered releases it.
-            let undelivered = Undelivered::new(worker.mailbox, token.hash());
             granted.durable.await?;
             let response = self.config.addressing.response(&key, Some(granted.warm));
-            let routed = Routed { response, token, undelivered };
+            let routed = Routed { response, token, undelivered: granted.undelivered };
             let credential = if options.credential { Some(self.credential(&key).await?) } else { None };
             return Ok(routed.with_credential(credential));
         }

@@ -26,10 +26,12 @@ pub(super) struct Refusal {
     pub(super) text: String,
 }
 
-/// A lease that counts already and will be durable when `durable` resolves.
+/// A lease that counts already and will be durable when `durable` resolves. It carries its own release, so that there
+/// is no moment in which the caller can go away and leave it behind, not even with the answer on its way.
 pub(super) struct Granted {
     pub(super) warm: Warm,
     pub(super) durable: Commit<()>,
+    pub(super) undelivered: Undelivered,
 }
 
 pub(super) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 
 use super::effects::EffectError;
 use super::registry::{Desk, Registry, Shared};
-use super::waiting::{Granted, Refusal, Reply, Waiter, Warm};
+use super::waiting::{Granted, Refusal, Reply, Undelivered, Waiter, Warm};
 use crate::store::{NewEvent, StoreError};
 
 /// What a worker is told. Whoever wants an answer sends a reply along.
@@ -466,11 +466,9 @@ impl Worker {
         let token = lease.token.clone();
         let durable = self.shared.store.add_lease(&self.key, &lease, Some(event));
         self.leases.push(lease);
-        if reply.send(Ok(Granted { warm, durable })).is_err() {
-            self.leases.retain(|lease| lease.token != token);
-            // The add is before it in the writer's queue, so nothing of it stays behind.
-            drop(self.shared.store.remove_lease(&token, self.now(), None));
-        }
+        let undelivered = Undelivered::new(self.desk.own_mailbox.clone(), token);
+        // A caller that has gone drops the grant, and that releases the lease.
+        drop(reply.send(Ok(Granted { warm, durable, undelivered })));
     }
 
     fn connect(&mut self, warm: Warm, reply: Reply<(Warm, super::waiting::Held)>) {
