@@ -23,10 +23,15 @@ use super::{CLOCK_SKEW, DAEMON_LIFETIME, DaemonNames, PkiError, RENEW_BEFORE, ea
 type Pair = (String, String);
 
 pub(super) fn daemon(authority: &Authority, key: &Key, names: &DaemonNames, now: Timestamp) -> Result<Pair, PkiError> {
+    if names.server_names.is_empty() && names.addresses.is_empty() {
+        return Err(PkiError::NoNames(key.clone()));
+    }
     let mut params = params(key.daemon_name(), ExtendedKeyUsagePurpose::ServerAuth);
     for name in &names.server_names {
+        let Ok(ServerName::DnsName(_)) = ServerName::try_from(name.as_str()) else {
+            return Err(PkiError::Name(name.clone()));
+        };
         let dns = name.clone().try_into().map_err(|_| PkiError::Name(name.clone()))?;
-        ServerName::try_from(name.as_str()).map_err(|_| PkiError::Name(name.clone()))?;
         params.subject_alt_names.push(SanType::DnsName(dns));
     }
     params.subject_alt_names.extend(names.addresses.iter().copied().map(SanType::IpAddress));

@@ -89,6 +89,8 @@ pub enum PkiError {
     AuthorityOutOfTime { directory: PathBuf, not_before: i64, not_after: i64 },
     #[error("{0:?} cannot stand in a certificate: it is not a DNS name")]
     Name(String),
+    #[error("the daemon of {0} has neither a name nor an address that a certificate could be made for")]
+    NoNames(Key),
     #[error("a credential that ends at {0} would be expired already")]
     AlreadyOver(Timestamp),
     #[error("cannot make the {what} of {key}")]
