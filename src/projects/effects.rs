@@ -8,8 +8,7 @@ use kiln_domain::{Key, ProjectRecord};
 use thiserror::Error;
 use tokio::sync::broadcast;
 
-use crate::buildkit::ProbeError;
-use crate::buildkit::toml::TomlError;
+use crate::buildkit::{ConfigError, ProbeError};
 use crate::host::volumes::VolumeError;
 use crate::host::{InstanceEvent, RuntimeError};
 use crate::pki::PkiError;
@@ -38,11 +37,11 @@ pub enum EffectError {
     #[error(transparent)]
     Pki(#[from] PkiError),
     #[error("cannot render the daemon's configuration")]
-    Toml(#[from] TomlError),
-    #[error("cannot write {path}")]
-    Write { path: String, #[source] source: std::io::Error },
-    #[error("cannot put the network policy in force, so nothing is started")]
-    Network(#[source] crate::host::network::NetworkError),
+    Toml(#[from] ConfigError),
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
+    #[error("{what} was interrupted: kilnd is shutting down")]
+    Interrupted { what: &'static str },
     #[error("the daemon of {key} did not answer within {} s; its last words:\n{log}", .after.as_secs())]
     NotServing { key: Key, after: Duration, log: String, #[source] source: ProbeError },
     #[error("the daemon of {key} went away while it was starting; its last words:\n{log}")]

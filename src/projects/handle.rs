@@ -273,8 +273,12 @@ impl Projects {
     async fn credential(&self, key: &Key) -> Result<Credential, RouteError> {
         let now = self.shared.clock.now();
         let not_after = now.plus(self.config.policy.lease.max_build_age);
-        let failed = |source| RouteError::Credential { key: key.clone(), source };
-        self.pki.issue_credential(key, now, not_after).await.map_err(failed)
+        let (pki, of) = (self.pki.clone(), key.clone());
+        let issued = tokio::task::spawn_blocking(move || pki.issue_credential(&of, now, not_after)).await;
+        let issued = issued.map_err(|_| RouteError::Closing)?;
+        let crate::pki::Credential { ca, cert, key: private, expires } =
+            issued.map_err(|source| RouteError::Credential { key: key.clone(), source })?;
+        Ok(Credential { ca, cert, key: private, expires: rfc3339(expires) })
     }
 
     fn view(&self, record: &ProjectRecord, leases: &[Lease]) -> ProjectView {

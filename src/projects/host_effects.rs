@@ -1,7 +1,7 @@
 //! [`Effects`] on the real host: volumes, files, runtime and probe, tied together and nothing decided.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,60 +12,64 @@ use kiln_domain::{Key, ProjectRecord, Timestamp};
 use tokio::sync::broadcast;
 
 use super::effects::{EffectError, Effects, StepDeadlines};
-use crate::buildkit::toml::DaemonConfig;
-use crate::buildkit::{DaemonProbe, DaemonTarget};
+use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarget, await_serving};
 use crate::clock::Clock;
-use crate::host::network::Firewall;
 use crate::host::volumes::VolumeEngine;
 use crate::host::{InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, StopBound};
-use crate::pki::{DaemonNames, Pki};
+use crate::pki::{DaemonNames, Pki, PkiError};
+
+const TOML: &str = "buildkitd.toml";
 
 /// What all daemons of this host have in common.
 #[derive(Debug, Clone)]
 pub struct HostEffectsConfig {
+    /// Below which daemons have names; never empty.
     pub domains: Vec<String>,
     pub daemon_port: u16,
     pub volume_bytes: u64,
+    /// What the volumes' file system holds, where volumes have no size of their own.
+    pub shared_file_system: Option<u64>,
     pub limits: Limits,
     /// Written into `buildkitd.toml`; empty leaves the choice to BuildKit.
-    pub nameservers: Vec<Ipv4Addr>,
-    /// Where the daemon finds its root and its files, if not at their paths on the host.
-    pub inside: Option<InsidePaths>,
+    pub nameservers: Vec<IpAddr>,
+    pub paths: DaemonPaths,
     pub deadlines: StepDeadlines,
 }
 
-/// Paths as an instance sees them.
+/// Where a daemon finds its things.
 #[derive(Debug, Clone)]
-pub struct InsidePaths {
-    pub volume: PathBuf,
-    pub files: PathBuf,
+pub enum DaemonPaths {
+    /// As on the host. `run` holds one directory per daemon for what does not outlive it.
+    OnHost { run: PathBuf },
+    /// The same in every instance.
+    Inside { volume: PathBuf, files: PathBuf, run: PathBuf },
+}
+
+/// What the effects act through.
+pub struct HostParts {
+    pub runtime: Arc<dyn Runtime>,
+    pub volumes: Arc<dyn VolumeEngine>,
+    pub pki: Pki,
+    pub probe: Arc<dyn DaemonProbe>,
+    pub clock: Arc<dyn Clock>,
 }
 
 pub struct HostEffects {
     config: HostEffectsConfig,
-    runtime: Arc<dyn Runtime>,
-    volumes: Arc<dyn VolumeEngine>,
-    /// In force before anything is started; `None` where the runtime isolates nothing.
-    firewall: Option<Firewall>,
-    pki: Pki,
-    probe: Arc<dyn DaemonProbe>,
-    clock: Arc<dyn Clock>,
+    parts: HostParts,
     targets: Mutex<HashMap<Key, (Timestamp, DaemonTarget)>>,
 }
 
-/// Between two looks at a daemon that does not answer yet.
+/// A probe's own credential. Renewed at half its life, so that one always lasts longer than any wait.
 const PROBE_CREDENTIAL_LIFE: Duration = Duration::from_secs(3600);
 const PROBE_CREDENTIAL_RENEWED: Duration = Duration::from_secs(1800);
 
+/// How long a look waits for a daemon that runs; a loaded one is looked at again by the wait for its first answer.
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
+
 impl HostEffects {
-    pub fn new(
-        config: HostEffectsConfig,
-        (runtime, volumes): (Arc<dyn Runtime>, Arc<dyn VolumeEngine>),
-        firewall: Option<Firewall>,
-        (pki, probe): (Pki, Arc<dyn DaemonProbe>),
-        clock: Arc<dyn Clock>,
-    ) -> Self {
-        Self { config, runtime, volumes, firewall, pki, probe, clock, targets: Mutex::default() }
+    pub fn new(config: HostEffectsConfig, parts: HostParts) -> Self {
+        Self { config, parts, targets: Mutex::default() }
     }
 
     fn address(&self, record: &ProjectRecord) -> SocketAddrV4 {
@@ -80,53 +84,226 @@ impl HostEffects {
     }
 
     /// The spec of an instance whose volume is at `volume`.
-    fn spec(&self, record: &ProjectRecord, volume: PathBuf) -> InstanceSpec {
+    pub fn spec(&self, record: &ProjectRecord, volume: PathBuf) -> InstanceSpec {
         InstanceSpec {
             key: record.key.clone(),
             properties: properties(record),
             address: self.address(record),
             volume,
-            files: self.pki.daemon_dir(&record.key),
+            files: self.parts.pki.daemon_directory(&record.key),
             limits: self.config.limits,
         }
     }
 
     /// The spec, with the volume where the engine says that it is.
-    async fn spec_on_host(&self, record: &ProjectRecord) -> Result<InstanceSpec, EffectError> {
-        let volume = self.volumes.get(&record.key).await?.map(|volume| volume.path).unwrap_or_default();
-        Ok(self.spec(record, volume))
+    pub async fn spec_on_host(&self, record: &ProjectRecord) -> Result<InstanceSpec, EffectError> {
+        let volume = self.parts.volumes.get(&record.key).await?;
+        Ok(self.spec(record, volume.map(|volume| volume.path).unwrap_or_default()))
     }
 
-    fn toml(&self, record: &ProjectRecord, volume: PathBuf) -> DaemonConfig {
-        let files = self.pki.daemon_dir(&record.key);
-        let inside = self.config.inside.clone().unwrap_or(InsidePaths { volume, files });
-        DaemonConfig {
-            root: inside.volume,
+    fn toml(&self, record: &ProjectRecord, volume: PathBuf) -> Result<String, EffectError> {
+        let (root, files, run) = match &self.config.paths {
+            DaemonPaths::Inside { volume, files, run } => (volume.clone(), files.clone(), run.clone()),
+            DaemonPaths::OnHost { run } => {
+                (volume, self.parts.pki.daemon_directory(&record.key), run.join(record.key.as_str()))
+            }
+        };
+        let own = record.settings.volume_bytes.unwrap_or(self.config.volume_bytes);
+        let capacity = match self.config.shared_file_system {
+            // Where nothing enforces a volume's size, the file system is the smaller promise.
+            Some(shared) if shared < own => Capacity::Shared(shared),
+            _ => Capacity::Own(own),
+        };
+        let config = DaemonConfig {
+            root,
             address: self.address(record),
-            files: inside.files,
-            volume_bytes: record.settings.volume_bytes.unwrap_or(self.config.volume_bytes),
-            nameservers: self.config.nameservers.clone(),
-        }
+            files,
+            run,
+            capacity,
+            resolvers: self.config.nameservers.clone(),
+            max_parallelism: None,
+            debug: false,
+        };
+        Ok(config.render()?)
     }
 
     /// How to probe the daemon; made once and kept, because a probe must cost no more than its call.
-    async fn target(&self, record: &ProjectRecord) -> Result<DaemonTarget, EffectError> {
-        let now = self.clock.now();
+    pub async fn target(&self, record: &ProjectRecord) -> Result<DaemonTarget, EffectError> {
+        let now = self.parts.clock.now();
         let kept = self.targets.lock().unwrap_or_else(PoisonError::into_inner).get(&record.key).cloned();
         if let Some((made, target)) = kept
             && now.since(made) < PROBE_CREDENTIAL_RENEWED
         {
             return Ok(target);
         }
-        let credential = self.pki.issue_credential(&record.key, now, now.plus(PROBE_CREDENTIAL_LIFE)).await?;
+        let (key, not_after) = (record.key.clone(), now.plus(PROBE_CREDENTIAL_LIFE));
+        let mine = self.with_pki(move |pki| pki.issue_credential(&key, now, not_after)).await?;
+        let tls = ClientTls::new(&mine.ca, &mine.cert, &mine.key).map_err(crate::buildkit::ProbeError::from)?;
         let server_name = record.key.server_name(&self.config.domains[0]);
-        let target = DaemonTarget::new(self.address(record), &server_name, &credential)?;
+        let target = DaemonTarget { address: self.address(record), server_name, tls };
         let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
         targets.insert(record.key.clone(), (now, target.clone()));
         Ok(target)
     }
 
-    fn forget_target(&self, key: &Key) {
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    /// Certificates are files and arithmetic: off the async threads.
+    async fn with_pki<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Pki) -> Result<T, PkiError> + Send + 'static,
+    ) -> Result<T, EffectError> {
+        let pki = self.parts.pki.clone();
+        let done = tokio::task::spawn_blocking(move || work(&pki)).await;
+        Ok(done.map_err(|_| EffectError::Interrupted { what: "work on certificates" })??)
     }
+
+    async fn look_at_files(&self, record: &ProjectRecord, volume: PathBuf) -> Result<FilesSeen, EffectError> {
+        let (key, names, now) = (record.key.clone(), self.names(record), self.parts.clock.now());
+        let wanted = self.toml(record, volume)?;
+        self.with_pki(move |pki| {
+            let current = pki.read_daemon_file(&key, TOML)?.as_deref() == Some(wanted.as_str());
+            if current { pki.files(&key, &names, now) } else { Ok(FilesSeen::Stale) }
+        })
+        .await
+    }
+
+    async fn write_files(&self, record: &ProjectRecord) -> Result<(), EffectError> {
+        let spec = self.spec_on_host(record).await?;
+        let toml = self.toml(record, spec.volume)?;
+        let (key, names, now) = (record.key.clone(), self.names(record), self.parts.clock.now());
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner).remove(&record.key);
+        self.with_pki(move |pki| {
+            pki.write_daemon_files(&key, &names, now)?;
+            pki.write_daemon_file(&key, TOML, &toml)
+        })
+        .await
+    }
+
+    /// Until the daemon answers, or its instance goes away, whichever is first.
+    async fn await_serving(&self, record: &ProjectRecord) -> Result<(), EffectError> {
+        let target = self.target(record).await?;
+        let spec = self.spec_on_host(record).await?;
+        let patience = self.config.deadlines.await_serving;
+        let mut events = self.parts.runtime.events();
+        let serving = await_serving(&*self.parts.probe, &target, patience);
+        tokio::pin!(serving);
+        // A daemon that died before the subscription sends no event any more.
+        self.check_alive(record, &spec).await?;
+        loop {
+            tokio::select! {
+                outcome = &mut serving => return match outcome {
+                    Ok(()) => Ok(()),
+                    Err(source) => {
+                        let log = self.parts.runtime.last_words(&spec).await;
+                        Err(EffectError::NotServing { key: record.key.clone(), after: patience, log, source })
+                    }
+                },
+                event = events.recv() => match event {
+                    Ok(InstanceEvent::Changed(key)) if key != record.key => {}
+                    _ => self.check_alive(record, &spec).await?,
+                },
+            }
+        }
+    }
+
+    async fn check_alive(&self, record: &ProjectRecord, spec: &InstanceSpec) -> Result<(), EffectError> {
+        match self.parts.runtime.look(spec).await? {
+            InstanceState::Running { .. } => Ok(()),
+            _ => {
+                let log = self.parts.runtime.last_words(spec).await;
+                Err(EffectError::Exited { key: record.key.clone(), log })
+            }
+        }
+    }
+
+    /// Whether a daemon that runs answers now. Why not is the business of the wait for it.
+    async fn is_serving(&self, record: &ProjectRecord) -> Result<bool, EffectError> {
+        let target = self.target(record).await?;
+        let deadline = tokio::time::Instant::now() + LOOK_PATIENCE;
+        Ok(self.parts.probe.serving(&target, deadline).await.is_ok())
+    }
+}
+
+#[async_trait]
+impl Effects for HostEffects {
+    async fn observe(&self, record: &ProjectRecord) -> Result<Observed, EffectError> {
+        let found = self.parts.volumes.get(&record.key).await?;
+        let volume = match &found {
+            None => VolumeSeen::Absent,
+            Some(volume) if is_of(record, &volume.properties) => VolumeSeen::Ready,
+            Some(volume) => VolumeSeen::Foreign { found: owner(&volume.properties) },
+        };
+        let path = found.map(|volume| volume.path).unwrap_or_default();
+        let files = self.look_at_files(record, path.clone()).await?;
+        let instance = match self.parts.runtime.look(&self.spec(record, path)).await? {
+            InstanceState::Absent => InstanceSeen::Absent,
+            InstanceState::HalfMade { why } => InstanceSeen::HalfMade { why },
+            InstanceState::Stopped => InstanceSeen::Stopped,
+            InstanceState::Running { incarnation } => {
+                InstanceSeen::Running { incarnation, serving: self.is_serving(record).await? }
+            }
+        };
+        Ok(Observed { volume, files, instance })
+    }
+
+    async fn perform(&self, step: Step, record: &ProjectRecord) -> Result<Option<String>, EffectError> {
+        let HostParts { runtime, volumes, .. } = &self.parts;
+        match step {
+            Step::CreateVolume => {
+                let size = record.settings.volume_bytes.unwrap_or(self.config.volume_bytes);
+                volumes.create(&record.key, &properties(record), Some(size)).await?;
+            }
+            Step::WriteFiles => self.write_files(record).await?,
+            Step::CreateInstance => runtime.create(&self.spec_on_host(record).await?).await?,
+            Step::DestroyInstance => runtime.destroy(&self.spec_on_host(record).await?).await?,
+            Step::StartInstance => return Ok(Some(runtime.start(&self.spec_on_host(record).await?).await?)),
+            // The worker has taken its note; the host is as it is.
+            Step::AdoptInstance => {}
+            Step::AwaitServing => self.await_serving(record).await?,
+            Step::StopInstance(how) => {
+                let bound = match how {
+                    Stop::Graceful => StopBound::Graceful(self.config.deadlines.drain),
+                    Stop::Force => StopBound::Force,
+                };
+                runtime.stop(&self.spec_on_host(record).await?, bound).await?;
+            }
+        }
+        Ok(None)
+    }
+
+    async fn last_words(&self, record: &ProjectRecord) -> String {
+        match self.spec_on_host(record).await {
+            Ok(spec) => self.parts.runtime.last_words(&spec).await,
+            Err(_) => String::new(),
+        }
+    }
+
+    fn events(&self) -> broadcast::Receiver<InstanceEvent> {
+        self.parts.runtime.events()
+    }
+}
+
+/// What volumes and instances carry, so that the database can be rebuilt from them (K5).
+fn properties(record: &ProjectRecord) -> Properties {
+    let spec = &record.spec;
+    [
+        ("key", record.key.as_str()),
+        ("repo", spec.repo.as_str()),
+        ("name", &spec.name),
+        ("target", &spec.target),
+        ("arch", spec.arch.as_str()),
+        ("address", &record.address.to_string()),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .collect()
+}
+
+/// Whether a volume is this project's. The address is no identity: it may have changed with the database.
+fn is_of(record: &ProjectRecord, found: &Properties) -> bool {
+    properties(record).iter().all(|(name, value)| name == "address" || found.get(name) == Some(value))
+}
+
+fn owner(found: &Properties) -> String {
+    let part = |name: &str| found.get(name).map_or("?", String::as_str).to_owned();
+    format!("project {} ({} {} {} {})", part("key"), part("repo"), part("name"), part("target"), part("arch"))
 }

@@ -22,7 +22,6 @@
 mod answer;
 mod effects;
 mod handle;
-#[cfg(any())]
 mod host_effects;
 pub mod model;
 mod registry;
@@ -35,5 +34,4 @@ mod tests;
 pub use answer::{Addressing, Routed};
 pub use effects::{EffectError, Effects, StepDeadlines};
 pub use handle::{Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, StopError};
-#[cfg(any())]
-pub use host_effects::{HostEffects, HostEffectsConfig};
+pub use host_effects::{DaemonPaths, HostEffects, HostEffectsConfig, HostParts};

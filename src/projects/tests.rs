@@ -49,7 +49,7 @@ impl Bench {
         let foundations = Foundations {
             store,
             effects: effects.clone(),
-            pki: Pki::new(dir.path()),
+            pki: Pki::new(dir.path()).expect("certificates"),
             clock: Arc::new(SystemClock),
             entropy: Arc::new(SystemEntropy::default()),
         };
