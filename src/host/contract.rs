@@ -1,1 +1,121 @@
-//! x
+//! What every runtime must do; run on the model and on the real ones.
+
+use std::time::Duration;
+
+use kiln_domain::Key;
+use tokio::sync::broadcast;
+
+use super::{InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
+
+/// More than any step takes; a test that reaches it has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn key() -> Key {
+    "pbcce5b6205652dd7".parse().expect("a key")
+}
+
+/// `make` gives the spec of a key, always the same one, with everything that a start needs. The runtime is left empty.
+pub(crate) async fn runtime(runtime: &dyn Runtime, make: &(dyn Fn(&Key) -> InstanceSpec + Sync)) {
+    let whole = async {
+        absent(runtime, &make(&key())).await;
+        life(runtime, &make(&key())).await;
+        two_at_once(runtime, &make(&key()), &make(&key().clone_number(1))).await;
+    };
+    tokio::time::timeout(10 * PATIENCE, whole).await.expect("the contract takes too long");
+}
+
+/// Looks until the state is as wanted.
+pub(crate) async fn until(runtime: &dyn Runtime, spec: &InstanceSpec, wanted: impl Fn(&InstanceState) -> bool) -> InstanceState {
+    let mut events = runtime.events();
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let state = runtime.look(spec).await.expect("looked");
+        if wanted(&state) {
+            return state;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "still {state:?}; {}", runtime.last_words(spec).await);
+        // An event makes it quick; where one may come late, look again soon.
+        let _ = tokio::time::timeout(Duration::from_millis(20), events.recv()).await;
+    }
+}
+
+pub(crate) async fn hear(events: &mut broadcast::Receiver<InstanceEvent>, key: &Key) {
+    let heard = async {
+        loop {
+            match events.recv().await {
+                Ok(InstanceEvent::Changed(changed)) if changed == *key => return,
+                Ok(InstanceEvent::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => return,
+                Ok(InstanceEvent::Changed(_)) => {}
+                Err(broadcast::error::RecvError::Closed) => panic!("no more events"),
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, heard).await.expect("an event");
+}
+
+async fn absent(runtime: &dyn Runtime, spec: &InstanceSpec) {
+    assert!(!runtime.name().is_empty());
+    assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Absent);
+    assert!(runtime.list().await.expect("listed").is_empty());
+    runtime.stop(spec, StopBound::Force).await.expect("nothing to stop is success");
+    runtime.destroy(spec).await.expect("nothing to destroy is success");
+    let error = runtime.start(spec).await.expect_err("nothing to start");
+    assert!(matches!(error, RuntimeError::Refused { .. }) && !error.is_retryable(), "{error}");
+    assert_eq!(runtime.last_words(spec).await, "");
+    assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Absent, "a failed start makes nothing");
+}
+
+async fn life(runtime: &dyn Runtime, spec: &InstanceSpec) {
+    let had_volume = spec.volume.exists();
+    runtime.create(spec).await.expect("created");
+    runtime.create(spec).await.expect("an equal one is success");
+    assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Stopped, "created is not started");
+    assert_eq!(runtime.list().await.expect("listed"), [spec.key.clone()]);
+
+    let mut events = runtime.events();
+    let first = runtime.start(spec).await.expect("started");
+    hear(&mut events, &spec.key).await;
+    assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Running { incarnation: first.clone() });
+    assert_eq!(runtime.start(spec).await.expect("running already is success"), first);
+    runtime.create(spec).await.expect("an equal one that runs is success");
+    let error = runtime.destroy(spec).await.expect_err("it runs");
+    assert!(matches!(error, RuntimeError::Refused { .. }), "{error}");
+    assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Running { incarnation: first.clone() });
+
+    runtime.stop(spec, StopBound::Graceful(PATIENCE)).await.expect("stopped");
+    assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Stopped, "a stop returns when it is down");
+    hear(&mut events, &spec.key).await;
+    runtime.stop(spec, StopBound::Graceful(PATIENCE)).await.expect("stopped already is success");
+
+    let second = runtime.start(spec).await.expect("started");
+    assert_ne!(first, second, "each start is another incarnation");
+    runtime.stop(spec, StopBound::Force).await.expect("stopped");
+    assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Stopped);
+
+    runtime.destroy(spec).await.expect("destroyed");
+    runtime.destroy(spec).await.expect("destroyed already is success");
+    assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Absent);
+    assert!(runtime.list().await.expect("listed").is_empty());
+    assert_eq!(spec.volume.exists(), had_volume, "the volume stays");
+}
+
+async fn two_at_once(runtime: &dyn Runtime, one: &InstanceSpec, other: &InstanceSpec) {
+    let (a, b) = tokio::join!(runtime.create(one), runtime.create(one));
+    a.and(b).expect("created by both");
+    let (a, b, c) = tokio::join!(runtime.start(one), runtime.start(one), runtime.start(one));
+    let a = a.expect("started");
+    assert_eq!((&a, &a), (&b.expect("started"), &c.expect("started")), "one daemon for all");
+
+    runtime.create(other).await.expect("created");
+    let of_other = runtime.start(other).await.expect("started");
+    assert_ne!(a, of_other);
+    assert_eq!(runtime.list().await.expect("listed").len(), 2);
+    runtime.stop(one, StopBound::Graceful(PATIENCE)).await.expect("stopped");
+    let state = runtime.look(other).await.expect("looked");
+    assert_eq!(state, InstanceState::Running { incarnation: of_other }, "a stop is for one instance");
+    let (a, b) = tokio::join!(runtime.stop(other, StopBound::Graceful(PATIENCE)), runtime.stop(other, StopBound::Force));
+    a.and(b).expect("stopped by both");
+    for spec in [one, other] {
+        runtime.destroy(spec).await.expect("destroyed");
+    }
+}

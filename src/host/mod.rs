@@ -23,9 +23,11 @@ use tokio::sync::broadcast;
 #[cfg(test)]
 pub(crate) mod contract;
 pub mod fake;
+mod files;
 pub mod incus;
-mod mounts;
+mod key_locks;
 pub mod network;
+mod occupancy;
 pub mod process;
 pub mod volumes;
 

@@ -12,7 +12,7 @@ use super::command::{Failure, Program, QUICK, WALK};
 use super::dir::{available, remove_all};
 use super::tree::{Copy, Medium, Tree};
 use super::{Usage, VolumeError, root};
-use crate::host::mounts;
+use crate::host::occupancy;
 
 pub type BtrfsEngine = Tree<Btrfs>;
 
@@ -84,7 +84,7 @@ impl Medium for Btrfs {
         if !tokio::fs::try_exists(at).await.map_err(|e| Failure::io(at, e))? {
             return Ok(());
         }
-        if let Some(point) = mounts::below(at).map_err(|e| Failure::io(at, e))?.first() {
+        if let Some(point) = occupancy::mounts_below(at).map_err(|e| Failure::io(at, e))?.first() {
             return Err(Failure::Busy { holder: format!("the mount {}", point.display()) });
         }
         let args: [&OsStr; 4] = ["subvolume".as_ref(), "delete".as_ref(), "--".as_ref(), at.as_os_str()];

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use async_trait::async_trait;
 
 use super::command::{Failure, Program, WALK};
-use super::record;
 use super::tree::{Copy, Medium, Tree, blocking};
 use super::{Usage, VolumeError};
+use crate::host::files;
 
 pub type DirEngine = Tree<Dir>;
 
@@ -47,7 +47,7 @@ impl Medium for Dir {
     }
 
     async fn make(&self, at: &Path, _size: Option<u64>) -> Result<(), Failure> {
-        blocking(at, |at| record::make_private_directory(at).map_err(|e| Failure::io(at, e))).await
+        blocking(at, |at| files::make_private_directory(at).map_err(|e| Failure::io(at, e))).await
     }
 
     async fn copy(&self, from: &Path, to: &Path, _use: Copy) -> Result<(), Failure> {

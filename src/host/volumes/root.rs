@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Mode, OFlags, StatVfsMountFlags};
 
 use super::VolumeError;
-use super::record::{self, FORMAT, Marker};
+use super::record::{FORMAT, Marker};
+use crate::host::files;
 
 const MARKER: &str = "kiln-volumes.json";
 
@@ -32,11 +33,11 @@ impl Claim {
         let root = check(root)?;
         suits(&root)?;
         let held = hold(&root)?;
-        let marker = match record::read::<Marker>(&root.join(MARKER)).map_err(|e| unreadable(&root, &e))? {
+        let marker = match files::read::<Marker>(&root.join(MARKER)).map_err(|e| unreadable(&root, &e))? {
             Some(marker) => known(&root, engine, marker)?,
             None => {
                 let marker = unmarked(&root, engine, rooms)?;
-                record::write(&root.join(MARKER), &marker).map_err(|e| unwritable(&root, &e))?;
+                files::write(&root.join(MARKER), &marker).map_err(|e| unwritable(&root, &e))?;
                 marker
             }
         };
@@ -114,7 +115,7 @@ fn unmarked(root: &Path, engine: &'static str, rooms: &[&str]) -> Result<Marker,
 }
 
 fn make_room(path: &Path) -> io::Result<()> {
-    match record::make_private_directory(path) {
+    match files::make_private_directory(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
         }

@@ -12,24 +12,23 @@
 //! first. So every change is one rename: a volume with its snapshots and its identity is there or not, in use or in the
 //! trash, and what a crash leaves is recognised by its name and removed at the next opening.
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use async_trait::async_trait;
 use kiln_domain::Key;
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags};
-use rustix::io::Errno;
+use rustix::fs::{CWD, RenameFlags};
 
 use super::command::Failure;
 use super::record::{self, KEY_PROPERTY, Marker, Origin, Record};
 use super::root::{Claim, marker_path};
 use super::{SnapshotName, TrashName, Usage, Volume, VolumeEngine, VolumeError};
-use crate::host::{Properties, mounts};
+use crate::host::key_locks::KeyLocks;
+use crate::host::occupancy::{self, Occupancy};
+use crate::host::{Properties, files};
 
 const LIVE: &str = "live";
 const TRASH: &str = "trash";
@@ -37,8 +36,6 @@ const RECORD: &str = "record.json";
 const CACHE: &str = "cache";
 const SNAPSHOTS: &str = "snapshots";
 const HALF: &str = ".half-";
-/// buildkitd holds a lock on this file of its root for as long as it lives.
-const DAEMON_LOCK: &str = "buildkitd.lock";
 
 /// How a kind of storage makes, copies, measures and removes one directory of cache.
 #[async_trait]
@@ -143,7 +140,7 @@ impl<M: Medium> Tree<M> {
 
     async fn write_record(&self, key: &Key, record: Record) -> Result<(), Failure> {
         let path = self.home(key).join(RECORD);
-        blocking(&path, move |path| record::write(path, &record).map_err(|e| Failure::io(path, e))).await
+        blocking(&path, move |path| files::write(path, &record).map_err(|e| Failure::io(path, e))).await
     }
 
     /// Makes a whole volume aside and moves it into place. When somebody else was quicker, theirs stands.
@@ -162,9 +159,9 @@ impl<M: Medium> Tree<M> {
     async fn build_at(&self, half: &Path, home: PathBuf, record: Record, from: Option<&Path>) -> Result<(), Failure> {
         let (size, cache) = (record.size, half.join(CACHE));
         blocking(half, move |half| {
-            record::make_private_directory(half).map_err(|e| Failure::io(half, e))?;
-            record::make_private_directory(&half.join(SNAPSHOTS)).map_err(|e| Failure::io(half, e))?;
-            record::write(&half.join(RECORD), &record).map_err(|e| Failure::io(half, e))
+            files::make_private_directory(half).map_err(|e| Failure::io(half, e))?;
+            files::make_private_directory(&half.join(SNAPSHOTS)).map_err(|e| Failure::io(half, e))?;
+            files::write(&half.join(RECORD), &record).map_err(|e| Failure::io(half, e))
         })
         .await?;
         match from {
@@ -342,7 +339,7 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         let name = TrashName::new(key.clone(), next.last_trash);
         let (trashed, path, written) = (self.trashed(&name), marker_path(&self.root), next.clone());
         let moved = blocking(&self.home(key), move |home| {
-            record::write(&path, &written).map_err(|e| Failure::io(&path, e))?;
+            files::write(&path, &written).map_err(|e| Failure::io(&path, e))?;
             move_to(home, &trashed)
         });
         moved.await.map_err(|e| e.during(OPERATION, key))?;
@@ -396,7 +393,7 @@ fn read_home(home: &Path, key: &Key) -> Home {
         Ok(metadata) if !metadata.is_dir() => return Home::Foreign("something that is not a directory".to_owned()),
         Ok(_) => {}
     }
-    let record = match record::read::<Record>(&home.join(RECORD)) {
+    let record = match files::read::<Record>(&home.join(RECORD)) {
         // It may have been moved to the trash since we looked.
         Ok(None) if matches!(home.try_exists(), Ok(false)) => return Home::Absent,
         Ok(None) => return Home::Foreign(format!("a directory without our {RECORD}")),
@@ -464,7 +461,7 @@ fn names_in<N: std::str::FromStr + Ord>(directory: &Path) -> Result<Vec<N>, Fail
 fn move_to(from: &Path, to: &Path) -> Result<(), Failure> {
     rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(|e| Failure::io(to, e))?;
     for directory in [from.parent(), to.parent()].into_iter().flatten() {
-        record::sync_directory(directory).map_err(|e| Failure::io(directory, e))?;
+        files::sync_directory(directory).map_err(|e| Failure::io(directory, e))?;
     }
     Ok(())
 }
@@ -476,7 +473,7 @@ async fn retire(path: &Path, half: &Path) -> Result<(), Failure> {
         if !path.try_exists().map_err(|e| Failure::io(path, e))? {
             return Ok(());
         }
-        if let Some(point) = mounts::below(path).map_err(|e| Failure::io(path, e))?.first() {
+        if let Some(point) = occupancy::mounts_below(path).map_err(|e| Failure::io(path, e))?.first() {
             return Err(Failure::Busy { holder: format!("the mount {}", point.display()) });
         }
         move_to(path, &half)
@@ -484,20 +481,11 @@ async fn retire(path: &Path, half: &Path) -> Result<(), Failure> {
     .await
 }
 
-/// Takes the lock that a daemon holds on its cache. `None` when no daemon has ever been in there.
+/// Keeps daemons out of a cache. `None` when none has ever been in there.
 fn hold_cache(cache: &Path) -> Result<Option<OwnedFd>, Failure> {
-    let path = cache.join(DAEMON_LOCK);
-    // No symbolic link is followed: what lies in a cache may be of a build's making.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = match rustix::fs::open(&path, flags, Mode::empty()) {
-        Ok(file) => file,
-        Err(Errno::NOENT | Errno::LOOP) => return Ok(None),
-        Err(error) => return Err(Failure::io(&path, error)),
-    };
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(Errno::WOULDBLOCK) => Err(Failure::Busy { holder: "its buildkitd, which must be stopped first".to_owned() }),
-        Err(error) => Err(Failure::io(&path, error)),
+    match occupancy::keep_daemon_out(cache).map_err(|e| Failure::io(cache, e))? {
+        Occupancy::Free(held) => Ok(held),
+        Occupancy::Taken => Err(Failure::Busy { holder: "its buildkitd, which must be stopped first".to_owned() }),
     }
 }
 
@@ -519,36 +507,5 @@ where
             Ok(result) => result,
             Err(error) => Err(Failure::io(&path, io::Error::other(error))),
         }
-    }
-}
-
-/// One mutex per key in use, so that changes to one volume come one after the other and others need not wait.
-#[derive(Default)]
-struct KeyLocks(Mutex<HashMap<Key, Weak<tokio::sync::Mutex<()>>>>);
-
-type KeyGuard = tokio::sync::OwnedMutexGuard<()>;
-
-impl KeyLocks {
-    async fn lock(&self, key: &Key) -> KeyGuard {
-        self.mutex(key).lock_owned().await
-    }
-
-    /// Always in the order of the keys: two clones between the same two volumes must not wait for each other.
-    async fn lock_both(&self, one: &Key, other: &Key) -> (KeyGuard, Option<KeyGuard>) {
-        let (first, second) = if one <= other { (one, other) } else { (other, one) };
-        let guard = self.lock(first).await;
-        let second = if first == second { None } else { Some(self.lock(second).await) };
-        (guard, second)
-    }
-
-    fn mutex(&self, key: &Key) -> Arc<tokio::sync::Mutex<()>> {
-        let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mutex) = locks.get(key).and_then(Weak::upgrade) {
-            return mutex;
-        }
-        locks.retain(|_, mutex| mutex.strong_count() > 0);
-        let mutex = Arc::new(tokio::sync::Mutex::new(()));
-        locks.insert(key.clone(), Arc::downgrade(&mutex));
-        mutex
     }
 }

@@ -1,14 +1,42 @@
-//! What is mounted below a directory, in our own mount namespace.
+//! Who uses a cache: what is mounted below it in our own mount namespace, and the daemon that holds its lock.
 
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
 const MOUNTINFO: &str = "/proc/self/mountinfo";
+/// buildkitd holds an exclusive `flock` on this file of its root for as long as it lives.
+const DAEMON_LOCK: &str = "buildkitd.lock";
+
+pub(super) enum Occupancy {
+    /// No daemon is there, and none can start as long as the lock is held. There is no lock where no daemon has ever been.
+    Free(Option<OwnedFd>),
+    Taken,
+}
+
+/// Takes the lock that a daemon holds on its cache.
+pub(super) fn keep_daemon_out(cache: &Path) -> io::Result<Occupancy> {
+    // No symbolic link is followed: what lies in a cache may be of a build's making.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match rustix::fs::open(cache.join(DAEMON_LOCK), flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT | Errno::LOOP) => return Ok(Occupancy::Free(None)),
+        Err(error) => return Err(error.into()),
+    };
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Occupancy::Free(Some(file))),
+        Err(Errno::WOULDBLOCK) => Ok(Occupancy::Taken),
+        Err(error) => Err(error.into()),
+    }
+}
 
 /// Mount points strictly below `directory`, the deepest first: an order in which they can be unmounted.
-pub(super) fn below(directory: &Path) -> io::Result<Vec<PathBuf>> {
+pub(super) fn mounts_below(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(parse(&std::fs::read(MOUNTINFO)?, directory))
 }
 
@@ -66,6 +94,6 @@ mod tests {
 
     #[test]
     fn the_kernel_s_own_list_can_be_read() {
-        assert!(below(Path::new("/")).expect("readable").iter().any(|point| point == Path::new("/proc")));
+        assert!(mounts_below(Path::new("/")).expect("readable").iter().any(|point| point == Path::new("/proc")));
     }
 }

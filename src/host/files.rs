@@ -1,0 +1,77 @@
+//! Small JSON files that are replaced in one step, and private directories.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// `None` when there is no such file; `InvalidData` when it is damaged or from a newer Kiln.
+pub(super) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Written aside, synced and renamed: a crash leaves the old file or the new one.
+pub(super) fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
+    let aside = path.with_extension("new");
+    let text = serde_json::to_vec_pretty(value)?;
+    let written = (|| {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        std::fs::rename(&aside, path)
+    })();
+    if written.is_err() {
+        // Of a full disk: the space it took is needed; that it could not be removed adds nothing.
+        let _ = std::fs::remove_file(&aside);
+    }
+    written?;
+    path.parent().map_or(Ok(()), sync_directory)
+}
+
+/// Makes renames and creations in it durable.
+pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// 0700: programs that builds left with their set-uid bits must be out of everybody's reach on the host.
+pub(super) fn make_private_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_file_is_an_error_and_not_absent() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("record.json");
+        assert_eq!(read::<Vec<u8>>(&path).expect("absent is no error"), None);
+        for text in ["", "[", "{}", "[1]x"] {
+            std::fs::write(&path, text).expect("written");
+            let error = read::<Vec<u8>>(&path).expect_err(text);
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "of {text:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_left_aside() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("record.json");
+        write(&path, &[1, 2]).expect("written");
+        write(&path, &[3]).expect("written again");
+        assert_eq!(read::<Vec<u8>>(&path).expect("read"), Some(vec![3]));
+        assert_eq!(std::fs::read_dir(directory.path()).expect("listed").count(), 1);
+        std::fs::create_dir(directory.path().join("taken.json")).expect("made");
+        write(&directory.path().join("taken.json"), &1).expect_err("a directory is in the way");
+        assert_eq!(std::fs::read_dir(directory.path()).expect("listed").count(), 2);
+    }
+}

@@ -1,0 +1,368 @@
+//! The contract with a stand-in for buildkitd, what only processes can suffer, and one life of a real buildkitd.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::record::RunFile;
+use super::*;
+use crate::host::{Limits, Properties, contract};
+
+/// Ends on SIGTERM, like a drained buildkitd. The child is what a build step is to a real one.
+const STAND_IN: &str = "#!/bin/sh\ntrap 'echo drained; kill $child; exit 1' TERM\necho \"up with $*\"\nenv\n\
+    sleep 1000 & child=$!\nwhile :; do wait $child; done\n";
+/// Never drains, and its step sits in a session of its own.
+const STUBBORN: &str = "#!/bin/sh\ntrap '' TERM\nsetsid sh -c 'trap \"\" TERM; sleep 1000 & echo $! >\"$1\"/step; wait' sh \"$4\" &\n\
+    while :; do wait; done\n";
+const STILLBORN: &str = "#!/bin/sh\nfor i in 1 2 3; do echo \"reason $i\" >&2; done\nexit 7\n";
+
+struct Lab {
+    directory: tempfile::TempDir,
+    config: ProcessConfig,
+}
+
+impl Lab {
+    fn new(script: &str) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (source, buildkitd) = (directory.path().join("script"), directory.path().join("buildkitd"));
+        std::fs::write(&source, script).expect("written");
+        // Copied by another process: a program that this one has open for writing can not be started, and other tests fork.
+        let copied = Command::new("install").args(["-m", "0755"]).args([&source, &buildkitd]).status().expect("install");
+        assert!(copied.success());
+        let config = ProcessConfig { buildkitd, run_dir: directory.path().join("run"), path: "/usr/sbin:/usr/bin:/sbin:/bin".into() };
+        Self { directory, config }
+    }
+
+    async fn runtime(&self) -> ProcessRuntime {
+        ProcessRuntime::new(self.config.clone()).await.expect("a runtime")
+    }
+
+    fn spec(&self, key: &Key) -> InstanceSpec {
+        let at = |kind: &str| self.directory.path().join(kind).join(key.as_str());
+        for directory in [at("volume"), at("files")] {
+            std::fs::create_dir_all(directory).expect("made");
+        }
+        std::fs::write(at("files").join("buildkitd.toml"), "").expect("written");
+        InstanceSpec {
+            key: key.clone(),
+            properties: Properties::from([("repo".to_owned(), "r".to_owned())]),
+            address: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8372),
+            volume: at("volume"),
+            files: at("files"),
+            limits: Limits::default(),
+        }
+    }
+
+    fn run_file(&self, key: &Key) -> RunFile {
+        files::read(&self.config.run_dir.join(key.as_str()).join("run.json")).expect("read").expect("there")
+    }
+
+    /// Everything that runs on this lab's volumes.
+    fn daemons(&self) -> Vec<i32> {
+        let volumes = self.directory.path().join("volume");
+        let is_ours = |pid: &i32| {
+            std::fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| String::from_utf8_lossy(&line).contains(&format!("\0{}", volumes.display())))
+        };
+        proc::pids().expect("listed").into_iter().filter(is_ours).collect()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for pid in self.daemons() {
+            let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
+        }
+    }
+}
+
+fn is_running(state: &InstanceState) -> bool {
+    matches!(state, InstanceState::Running { .. })
+}
+
+async fn words_with(runtime: &ProcessRuntime, spec: &InstanceSpec, wanted: &str) -> String {
+    let deadline = tokio::time::Instant::now() + contract::PATIENCE;
+    loop {
+        let words = runtime.last_words(spec).await;
+        if words.contains(wanted) {
+            return words;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "no {wanted:?} in {words:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn gone(pid: i32) -> bool {
+    Identity::of(pid, "").expect("readable").is_none()
+}
+
+#[tokio::test]
+async fn it_keeps_the_contract() {
+    let lab = Lab::new(STAND_IN);
+    let runtime = lab.runtime().await;
+    contract::runtime(&runtime, &|key| lab.spec(key)).await;
+    assert!(lab.daemons().is_empty() && !runtime.isolates());
+}
+
+#[tokio::test]
+async fn a_daemon_gets_its_arguments_and_nothing_of_our_environment() {
+    let lab = Lab::new(STAND_IN);
+    let (runtime, spec) = (lab.runtime().await, lab.spec(&contract::key()));
+    runtime.create(&spec).await.expect("created");
+    runtime.start(&spec).await.expect("started");
+    let words = words_with(&runtime, &spec, "PATH=").await;
+    let expected = format!("up with --config {}/buildkitd.toml --root {}", spec.files.display(), spec.volume.display());
+    assert!(words.contains(&expected), "{words}");
+    assert!(!words.contains("CARGO"), "the tests' own environment leaked: {words}");
+    let pid = lab.run_file(&spec.key).daemon.expect("recorded").pid;
+    assert_eq!(rustix::process::getpgid(Pid::from_raw(pid)).expect("alive").as_raw_nonzero().get(), pid);
+    runtime.stop(&spec, StopBound::Graceful(contract::PATIENCE)).await.expect("stopped");
+    assert!(words_with(&runtime, &spec, "[kiln]").await.ends_with("drained\n[kiln] exited with status 1"));
+}
+
+#[tokio::test]
+async fn a_new_kilnd_adopts_what_runs_and_hears_of_its_death() {
+    let lab = Lab::new(STAND_IN);
+    let spec = lab.spec(&contract::key());
+    let first = lab.runtime().await;
+    first.create(&spec).await.expect("created");
+    let incarnation = first.start(&spec).await.expect("started");
+    drop(first);
+
+    let second = lab.runtime().await;
+    assert_eq!(second.look(&spec).await.expect("looked"), InstanceState::Running { incarnation: incarnation.clone() });
+    assert_eq!(second.start(&spec).await.expect("running already"), incarnation);
+    let mut events = second.events();
+    let pid = lab.run_file(&spec.key).daemon.expect("recorded").pid;
+    kill_process(Pid::from_raw(pid).expect("a pid"), Signal::KILL).expect("killed");
+    contract::hear(&mut events, &spec.key).await;
+    assert_eq!(second.look(&spec).await.expect("looked"), InstanceState::Stopped);
+    // Reaped, not left as a zombie.
+    let deadline = tokio::time::Instant::now() + contract::PATIENCE;
+    while proc::stat(pid).expect("readable").is_some() {
+        assert!(tokio::time::Instant::now() < deadline, "{pid} is still there");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_crash_between_start_and_record_neither_loses_nor_doubles_a_daemon() {
+    let lab = Lab::new(STAND_IN);
+    let spec = lab.spec(&contract::key());
+    let first = lab.runtime().await;
+    first.create(&spec).await.expect("created");
+    let incarnation = first.start(&spec).await.expect("started");
+    // What a crash right after the start leaves: the intent, and a daemon.
+    let torn = RunFile { daemon: None, ..lab.run_file(&spec.key) };
+    files::write(&lab.config.run_dir.join(spec.key.as_str()).join("run.json"), &torn).expect("written");
+    drop(first);
+
+    let second = lab.runtime().await;
+    assert_eq!(second.start(&spec).await.expect("found"), incarnation);
+    assert_eq!(lab.daemons().len(), 1);
+    assert!(lab.run_file(&spec.key).daemon.is_some(), "it is recorded now");
+    second.stop(&spec, StopBound::Graceful(contract::PATIENCE)).await.expect("stopped");
+    // And right before it: the intent, and none.
+    files::write(&lab.config.run_dir.join(spec.key.as_str()).join("run.json"), &torn).expect("written");
+    let third = lab.runtime().await;
+    assert_eq!(third.look(&spec).await.expect("looked"), InstanceState::Stopped);
+    assert_ne!(third.start(&spec).await.expect("started"), incarnation);
+}
+
+#[tokio::test]
+async fn a_number_that_was_used_again_is_not_taken_for_the_daemon() {
+    let lab = Lab::new(STAND_IN);
+    let (runtime, spec) = (lab.runtime().await, lab.spec(&contract::key()));
+    runtime.create(&spec).await.expect("created");
+    runtime.start(&spec).await.expect("started");
+    let run = lab.run_file(&spec.key);
+    let daemon = run.daemon.clone().expect("recorded");
+    let us = Identity::of(i32::try_from(std::process::id()).expect("fits"), &daemon.boot).expect("readable").expect("alive");
+    let path = lab.config.run_dir.join(spec.key.as_str()).join("run.json");
+    for other in [
+        Identity { start: daemon.start + 1, ..daemon.clone() },
+        Identity { boot: "another".to_owned(), ..daemon.clone() },
+        us,
+    ] {
+        files::write(&path, &RunFile { daemon: Some(other.clone()), ..run.clone() }).expect("written");
+        assert_eq!(runtime.look(&spec).await.expect("looked"), InstanceState::Stopped, "of {other:?}");
+    }
+    files::write(&path, &run).expect("written");
+    assert!(is_running(&runtime.look(&spec).await.expect("looked")));
+}
+
+#[tokio::test]
+async fn a_stillborn_daemon_is_seen_with_its_last_words() {
+    let lab = Lab::new(STILLBORN);
+    let (runtime, spec) = (lab.runtime().await, lab.spec(&contract::key()));
+    runtime.create(&spec).await.expect("created");
+    runtime.start(&spec).await.expect("a start does not wait");
+    contract::until(&runtime, &spec, |state| *state == InstanceState::Stopped).await;
+    let words = words_with(&runtime, &spec, "[kiln]").await;
+    assert_eq!(words, "reason 1\nreason 2\nreason 3\n[kiln] exited with status 7");
+    runtime.start(&spec).await.expect("and again");
+    runtime.stop(&spec, StopBound::Force).await.expect("stopped");
+    runtime.destroy(&spec).await.expect("destroyed");
+}
+
+#[tokio::test]
+async fn what_does_not_drain_is_killed_with_its_steps() {
+    let lab = Lab::new(STUBBORN);
+    let (runtime, spec) = (lab.runtime().await, lab.spec(&contract::key()));
+    runtime.create(&spec).await.expect("created");
+    runtime.start(&spec).await.expect("started");
+    let step = {
+        let deadline = tokio::time::Instant::now() + contract::PATIENCE;
+        loop {
+            let step = std::fs::read_to_string(spec.volume.join("step")).unwrap_or_default();
+            if let Ok(step) = step.trim().parse::<i32>() {
+                break step;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "no step was started");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert!(!gone(step));
+    let began = std::time::Instant::now();
+    runtime.stop(&spec, StopBound::Graceful(Duration::from_millis(200))).await.expect("stopped");
+    assert!(began.elapsed() >= Duration::from_millis(200), "it was given its time");
+    assert_eq!(runtime.look(&spec).await.expect("looked"), InstanceState::Stopped);
+    assert!(gone(step), "the step outlived its daemon");
+}
+
+#[tokio::test]
+async fn a_drain_is_asked_for_once() {
+    let lab = Lab::new("#!/bin/sh\ntrap 'echo asked' TERM\necho up\nwhile :; do sleep 0.05; done\n");
+    let (runtime, spec) = (lab.runtime().await, lab.spec(&contract::key()));
+    runtime.create(&spec).await.expect("created");
+    runtime.start(&spec).await.expect("started");
+    words_with(&runtime, &spec, "up").await;
+    let stop = |runtime: ProcessRuntime| {
+        let spec = spec.clone();
+        async move { runtime.stop(&spec, StopBound::Graceful(contract::PATIENCE)).await }
+    };
+    let other = lab.runtime().await;
+    let draining = tokio::spawn(stop(lab.runtime().await));
+    words_with(&other, &spec, "asked").await;
+    let again = tokio::spawn(stop(lab.runtime().await));
+    // By the time the second is known to wait, a second signal would long have been written down.
+    let forced = lab.runtime().await;
+    tokio::time::timeout(Duration::from_millis(300), again).await.expect_err("it waits");
+    assert_eq!(forced.last_words(&spec).await.matches("asked").count(), 1);
+    forced.stop(&spec, StopBound::Force).await.expect("a forced stop does not wait for one that drains");
+    draining.await.expect("ended").expect("stopped");
+}
+
+#[tokio::test]
+async fn what_cannot_be_started_is_refused_with_a_remedy() {
+    let lab = Lab::new(STAND_IN);
+    let spec = lab.spec(&contract::key());
+    let refusal = async |config: ProcessConfig| {
+        let runtime = ProcessRuntime::new(config).await.expect("a runtime");
+        runtime.create(&spec).await.expect("created");
+        let error = runtime.start(&spec).await.expect_err("refused");
+        assert!(matches!(error, RuntimeError::Refused { .. }), "{error:?}");
+        assert_eq!(runtime.look(&spec).await.expect("looked"), InstanceState::Stopped);
+        error.to_string()
+    };
+    let with = |buildkitd: &Path| ProcessConfig { buildkitd: buildkitd.to_owned(), ..lab.config.clone() };
+    let error = refusal(with(Path::new("/nonexistent/buildkitd"))).await;
+    assert!(error.contains("no program /nonexistent/buildkitd; install kiln-buildkit"), "{error}");
+    let plain = lab.directory.path().join("script");
+    let error = refusal(with(&plain)).await;
+    assert!(error.contains("may not be executed; chmod 0755"), "{error}");
+    let garbage = lab.directory.path().join("garbage");
+    std::fs::write(&garbage, [0, 1, 2, 3]).expect("written");
+    assert!(Command::new("chmod").arg("755").arg(&garbage).status().expect("chmod").success());
+    let error = refusal(with(&garbage)).await;
+    assert!(error.contains("is no program for this machine"), "{error}");
+
+    std::fs::remove_file(spec.files.join("buildkitd.toml")).expect("removed");
+    assert!(refusal(lab.config.clone()).await.contains("buildkitd.toml is missing"));
+    std::fs::write(spec.files.join("buildkitd.toml"), "").expect("written");
+    std::fs::remove_dir(&spec.volume).expect("removed");
+    assert!(refusal(lab.config.clone()).await.contains("is missing; an empty cache"));
+    std::fs::create_dir(&spec.volume).expect("made");
+    let lock = std::fs::File::create(spec.volume.join("buildkitd.lock")).expect("made");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).expect("locked");
+    assert!(refusal(lab.config.clone()).await.contains("that Kiln did not start"));
+    assert!(lab.daemons().is_empty());
+}
+
+#[tokio::test]
+async fn an_instance_that_differs_is_half_made_until_it_is_made_again() {
+    let lab = Lab::new(STAND_IN);
+    let (runtime, spec) = (lab.runtime().await, lab.spec(&contract::key()));
+    runtime.create(&spec).await.expect("created");
+    let wanted = InstanceSpec { address: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9), ..spec.clone() };
+    let InstanceState::HalfMade { why } = runtime.look(&wanted).await.expect("looked") else { panic!("not half-made") };
+    assert!(why.contains("its address is 127.0.0.1:8372 and should be 127.0.0.1:9"), "{why}");
+    assert!(matches!(runtime.start(&wanted).await, Err(RuntimeError::Refused { .. })));
+    runtime.start(&spec).await.expect("started");
+    assert!(is_running(&runtime.look(&wanted).await.expect("looked")), "what runs counts as running");
+    assert!(matches!(runtime.create(&wanted).await, Err(RuntimeError::Refused { .. })));
+    runtime.stop(&spec, StopBound::Force).await.expect("stopped");
+    runtime.create(&wanted).await.expect("made again");
+    assert_eq!(runtime.look(&wanted).await.expect("looked"), InstanceState::Stopped);
+    // A file that a crash or a hand has damaged.
+    std::fs::write(lab.config.run_dir.join(spec.key.as_str()).join("spec.json"), "{").expect("written");
+    assert!(matches!(runtime.look(&wanted).await, Ok(InstanceState::HalfMade { .. })));
+    runtime.create(&wanted).await.expect("made again");
+    assert_eq!(runtime.look(&wanted).await.expect("looked"), InstanceState::Stopped);
+}
+
+#[tokio::test]
+async fn a_run_directory_that_cannot_be_used_is_said() {
+    let lab = Lab::new(STAND_IN);
+    for run_dir in [Path::new("relative"), &lab.directory.path().join("missing/run"), &lab.directory.path().join("script")] {
+        let config = ProcessConfig { run_dir: run_dir.to_owned(), ..lab.config.clone() };
+        let error = ProcessRuntime::new(config).await.err().map(|e| e.to_string());
+        assert!(error.is_some_and(|e| e.starts_with("process is not available")), "of {}", run_dir.display());
+    }
+}
+
+#[tokio::test]
+async fn a_real_buildkitd_lives_dies_and_is_adopted() {
+    let Some(buildkitd) = find_buildkitd() else {
+        eprintln!("skipped: no buildkitd in $KILN_TEST_BUILDKITD or on $PATH, or not root");
+        return;
+    };
+    let lab = Lab::new(STAND_IN);
+    let config = ProcessConfig { buildkitd, ..lab.config.clone() };
+    let (runtime, spec) = (ProcessRuntime::new(config.clone()).await.expect("a runtime"), lab.spec(&contract::key()));
+    let socket = lab.directory.path().join("socket");
+    let toml = format!("[grpc]\naddress = [\"unix://{}\"]\n[worker.containerd]\nenabled = false\n", socket.display());
+    std::fs::write(spec.files.join("buildkitd.toml"), toml).expect("written");
+    runtime.create(&spec).await.expect("created");
+    let began = std::time::Instant::now();
+    let incarnation = runtime.start(&spec).await.expect("started");
+    let started = began.elapsed();
+    words_with(&runtime, &spec, "running server").await;
+    eprintln!("buildkitd: start returned after {started:?}, serving after {:?}", began.elapsed());
+    assert!(socket.exists() && spec.volume.join("buildkitd.lock").exists(), "it has the volume as its root");
+
+    let adopted = ProcessRuntime::new(config).await.expect("a runtime");
+    assert_eq!(adopted.start(&spec).await.expect("running"), incarnation);
+    let began = std::time::Instant::now();
+    adopted.stop(&spec, StopBound::Graceful(contract::PATIENCE)).await.expect("stopped");
+    eprintln!("buildkitd: drained in {:?}", began.elapsed());
+    assert_ne!(runtime.start(&spec).await.expect("started"), incarnation);
+    words_with(&runtime, &spec, "running server").await;
+    runtime.stop(&spec, StopBound::Force).await.expect("killed");
+    assert!(lab.daemons().is_empty());
+    assert!(super::super::occupancy::mounts_below(&spec.volume).expect("listed").is_empty());
+    runtime.destroy(&spec).await.expect("destroyed");
+    assert!(spec.volume.join("buildkitd.lock").exists(), "the cache stays");
+}
+
+fn find_buildkitd() -> Option<PathBuf> {
+    if !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let named = std::env::var_os("KILN_TEST_BUILDKITD").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&path).map(|directory| directory.join("buildkitd"));
+    named.into_iter().chain(on_path).find(|program| program.is_absolute() && program.is_file())
+}
