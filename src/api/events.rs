@@ -1,0 +1,169 @@
+//! `GET /v1/events`: the journal as server-sent events, first what is in it, then what happens.
+//!
+//! ```text
+//!   subscribe ──▶ pages of the journal after `last` ──▶ live events with ids above `last` ──▶ …
+//!                        ▲                                  │ lagged: some were missed
+//!                        └──────────────────────────────────┘
+//! ```
+//!
+//! Subscribing comes first and ids are compared, so nothing is missed and nothing comes twice.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::extract::{Query, State, rejection::QueryRejection};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::sse::{self, KeepAlive, Sse};
+use futures_util::stream::{self, Stream};
+use kiln_domain::Timestamp;
+use kiln_wire::{ApiError, EventView};
+use serde::Deserialize;
+use tokio::sync::{OwnedSemaphorePermit, broadcast};
+use tokio_util::sync::CancellationToken;
+use tracing::error;
+use utoipa::IntoParams;
+
+use super::Api;
+use super::answers::JsonError;
+use crate::store::{Event, Store};
+
+/// Rows read from the journal at once.
+const PAGE: u32 = 500;
+
+/// A comment this often tells a proxy or a client that the silence is meant.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Window {
+    /// Only events with ids above this. Without it: those from now on, or with `follow=false` all that are kept.
+    after: Option<i64>,
+    /// Stay and send what happens; `false` ends with the newest event there is.
+    #[serde(default = "yes")]
+    #[param(default = true)]
+    follow: bool,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+/// The journal as server-sent events: `id` is the event's id, `data` an `EventView` in JSON.
+#[utoipa::path(
+    get, path = "/v1/events", tag = "events",
+    params(
+        Window,
+        ("Last-Event-ID" = Option<i64>, Header, description = "Like `after`, and wins over it: set by a client that reconnects"),
+    ),
+    responses(
+        (status = 200, description = "Events, in order", body = EventView, content_type = "text/event-stream"),
+        (status = 400, description = "Malformed request", body = ApiError),
+        (status = 500, description = "The database cannot be read", body = ApiError),
+        (status = 503, description = "Too many followers, or not now", body = ApiError),
+    )
+)]
+pub(super) async fn events(
+    State(api): State<Api>,
+    window: Result<Query<Window>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, JsonError> {
+    let Query(window) = window.map_err(|error| JsonError::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+    let place = api.followers.clone().try_acquire_owned().map_err(|_| {
+        JsonError::new(StatusCode::SERVICE_UNAVAILABLE, "too many clients follow the events: close one of them")
+    })?;
+    let live = api.journal.subscribe();
+    let last = match (last_event_id(&headers)?, window.after, window.follow) {
+        (Some(id), _, _) | (None, Some(id), _) => id,
+        (None, None, true) => api.journal.latest_event_id().await?,
+        (None, None, false) => 0,
+    };
+    let mut follower = Follower {
+        journal: api.journal,
+        shutdown: api.shutdown,
+        live: window.follow.then_some(live),
+        last,
+        ready: VecDeque::new(),
+        behind: true,
+        _place: place,
+    };
+    // The first page comes before the status line, so that a database that cannot be read is a proper error.
+    follower.turn_page().await?;
+    let stream = stream::unfold(follower, |mut follower| async move {
+        let event = follower.next().await?;
+        Some((Ok(to_sse(event)), follower))
+    });
+    Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
+}
+
+fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, JsonError> {
+    let Some(value) = headers.get("last-event-id") else { return Ok(None) };
+    let id = value.to_str().ok().and_then(|text| text.parse().ok());
+    id.map(Some).ok_or_else(|| JsonError::new(StatusCode::BAD_REQUEST, "Last-Event-ID is not an event's id"))
+}
+
+struct Follower {
+    journal: Store,
+    shutdown: CancellationToken,
+    /// `None`: ends with the journal.
+    live: Option<broadcast::Receiver<Event>>,
+    last: i64,
+    ready: VecDeque<Event>,
+    /// There may be more in the journal.
+    behind: bool,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Follower {
+    /// `None` ends the stream.
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            if self.behind {
+                // The client comes back with Last-Event-ID and then gets an error that says why.
+                self.turn_page().await.inspect_err(|_| error!("a follower of the events was sent away")).ok()?;
+                continue;
+            }
+            let received = tokio::select! {
+                () = self.shutdown.cancelled() => return None,
+                received = self.live.as_mut()?.recv() => received,
+            };
+            match received {
+                Ok(event) if event.id > self.last => {
+                    self.last = event.id;
+                    return Some(event);
+                }
+                Ok(_) => {}
+                Err(broadcast::error::RecvError::Lagged(_)) => self.behind = true,
+                Err(broadcast::error::RecvError::Closed) => return None,
+            }
+        }
+    }
+
+    async fn turn_page(&mut self) -> Result<(), JsonError> {
+        let page = self.journal.events(self.last, PAGE).await?;
+        self.behind = page.len() == PAGE as usize;
+        self.last = page.last().map_or(self.last, |event| event.id);
+        self.ready = page.into();
+        Ok(())
+    }
+}
+
+fn to_sse(event: Event) -> sse::Event {
+    let id = event.id.to_string();
+    let data = serde_json::to_string(&to_view(event)).unwrap_or_default();
+    sse::Event::default().id(id).data(data)
+}
+
+fn to_view(event: Event) -> EventView {
+    let Event { id, at, key, kind, text } = event;
+    EventView { id, at: rfc3339(at), key: key.map(String::from), kind, text }
+}
+
+/// What lies outside the calendar is shown as the epoch's milliseconds.
+fn rfc3339(at: Timestamp) -> String {
+    jiff::Timestamp::from_millisecond(at.as_millis()).map_or_else(|_| at.as_millis().to_string(), |at| at.to_string())
+}

@@ -1,0 +1,181 @@
+//! The reference's vectors for `/route`, `/prewarm` and `/complete`.
+
+use std::time::Instant;
+
+use super::*;
+
+#[tokio::test]
+async fn a_route_is_answered_in_the_reference_s_words() {
+    let server = Server::start().await;
+    let answer = server.post("/route", BODY).await;
+    assert_eq!(answer.status, 200);
+    let fields: serde_json::Value = answer.json();
+    assert_eq!(
+        fields,
+        serde_json::json!({
+            "key": "pbcce5b6205652dd7", "buildId": "abababababababab", "endpoint": "tcp://10.83.0.2:1234",
+            "namespace": "", "ready": true, "serverName": "buildkitd-pbcce5b6205652dd7.kiln.internal", "generation": 1,
+        })
+    );
+    assert_eq!(server.heart.delivered.load(Ordering::SeqCst), 1);
+    assert_eq!(server.heart.released.load(Ordering::SeqCst), 0);
+    let all = r#"{"repo":"github.com/org/repo","name":"api","target":"runtime","arch":"arm64","untrusted":true,"credential":true}"#;
+    assert_eq!(server.post("/route", all).await.status, 200);
+    let routes = server.heart.routes.lock().expect("no panic");
+    assert_eq!(routes[0].1, RouteOptions::default());
+    assert_eq!(Key::of(&routes[1].0).as_str(), "paff9e28c0942ab63");
+    assert_eq!(routes[1].1, RouteOptions { untrusted: true, credential: true });
+}
+
+#[tokio::test]
+async fn what_is_not_a_route_is_refused() {
+    let server = Server::start().await;
+    let long = |field: &str, bytes: usize| {
+        let text = "a".repeat(bytes);
+        match field {
+            "repo" => format!(r#"{{"repo":"{text}","arch":"amd64"}}"#),
+            _ => format!(r#"{{"repo":"github.com/o/r","{field}":"{text}","arch":"amd64"}}"#),
+        }
+    };
+    let arch = |arch: &str| format!(r#"{{"repo":"github.com/o/r"{arch}}}"#);
+    for (body, words) in [
+        (r#"{"arch":"amd64"}"#.to_owned(), "repo is required"),
+        (r#"{"repo":" / ","arch":"amd64"}"#.to_owned(), "repo is required"),
+        (long("repo", 513), "repo is too long"),
+        (long("name", 129), "name is too long"),
+        (long("target", 129), "target is too long"),
+        (arch(r#","arch":"riscv""#), "unsupported arch"),
+        (arch(r#","arch":"x""#), "unsupported arch"),
+        (arch(""), "unsupported arch"),
+        (arch(r#","arch":"amd64","extra":true"#), "unknown field `extra`"),
+        (BODY.to_owned() + BODY, "trailing characters"),
+        ("not JSON".to_owned(), "not what this endpoint takes"),
+        (String::new(), "not what this endpoint takes"),
+        (BODY.to_owned() + &" ".repeat(8193), "too large"),
+    ] {
+        for path in ["/route", "/prewarm"] {
+            let answer = server.post(path, &body).await;
+            let beginning = &body[..body.len().min(60)];
+            assert_eq!(answer.status, 400, "{beginning}: {answer:?}");
+            assert!(answer.body.contains(words) && answer.is_plain(), "{beginning}: {answer:?}");
+        }
+    }
+    for body in [long("repo", 512), long("name", 128), long("target", 128), arch(r#","arch":"arm64""#)] {
+        assert_eq!(server.post("/route", &body).await.status, 200, "{body}");
+    }
+    let padded = BODY.to_owned() + &" ".repeat(8192 - BODY.len());
+    assert_eq!(server.post("/route", &padded).await.status, 200, "8192 bytes are accepted");
+}
+
+#[tokio::test]
+async fn the_method_comes_before_the_body() {
+    let server = Server::start().await;
+    for path in ["/route", "/prewarm", "/complete"] {
+        for method in ["GET", "PUT", "DELETE"] {
+            let answer = exchange(server.connect().await, &request(method, path, "not JSON")).await;
+            assert_eq!((answer.status, answer.body.trim()), (405, "POST only"), "{method} {path}");
+            assert!(answer.is_plain() && answer.head.contains("allow: post"), "{answer:?}");
+        }
+    }
+    for method in ["GET", "POST", "DELETE", "PATCH"] {
+        let answer = exchange(server.connect().await, &request(method, "/healthz", "")).await;
+        assert_eq!((answer.status, answer.body.as_str()), (200, ""), "{method}");
+    }
+    assert!(server.heart.routes.lock().expect("no panic").is_empty());
+}
+
+#[tokio::test]
+async fn each_failure_has_its_status() {
+    let server = Server::start().await;
+    let later = |why: &str| RouteError::Unavailable { why: why.to_owned(), retry_after: Duration::from_millis(7500) };
+    for (error, status, words) in [
+        (RouteError::Refused("fork".to_owned()), 403, "fork"),
+        (RouteError::OtherIdentity("another build".to_owned()), 403, "another build"),
+        (RouteError::Ensure("no room".to_owned()), 500, "ensure project: no room"),
+        (later("Incus is away"), 503, "Incus is away"),
+        (RouteError::NotReady("it exited".to_owned()), 504, "daemon not ready: it exited"),
+        (RouteError::Busy, 429, "try again"),
+    ] {
+        *server.heart.route_fails.lock().expect("no panic") = Some(error);
+        let answer = server.post("/route", BODY).await;
+        assert_eq!(answer.status, status);
+        assert!(answer.body.contains(words) && answer.is_plain(), "{answer:?}");
+        let retry_after = answer.head.lines().find_map(|line| line.strip_prefix("retry-after: "));
+        assert_eq!(retry_after, [(503, "7"), (429, "1")].iter().find(|(s, _)| *s == status).map(|(_, text)| *text));
+    }
+}
+
+#[tokio::test]
+async fn a_prewarm_has_no_lease() {
+    let server = Server::start().await;
+    let answer = server.post("/prewarm", BODY).await;
+    assert_eq!(answer.status, 202);
+    let response: RouteResponse = answer.json();
+    assert_eq!((response.build_id, response.ready), (None, false));
+    let untrusted = r#"{"repo":"github.com/org/repo","arch":"amd64","untrusted":true}"#;
+    assert_eq!(server.post("/prewarm", untrusted).await.status, 403);
+}
+
+#[tokio::test]
+async fn a_completion_names_its_build() {
+    let server = Server::start().await;
+    let named = |key: &str, id: &str| format!(r#"{{"key":"{key}","buildId":"{id}"}}"#);
+    let (key, id) = ("pbcce5b6205652dd7", "abababababababab");
+    for (body, words) in [
+        ("{}".to_owned(), "key is required"),
+        (named("", id), "key is required"),
+        (named("   ", id), "key is required"),
+        (named(&"k".repeat(65), id), "key is too long"),
+        (format!(r#"{{"key":"{key}"}}"#), "buildId is required"),
+        (named(key, ""), "buildId is required"),
+        (named(key, "ababababababab"), "malformed buildId"),
+        (named(key, "abababababababab1"), "malformed buildId"),
+        (named(key, "abababababababag"), "malformed buildId"),
+        (format!(r#"{{"key":"{key}","buildId":"{id}","extra":1}}"#), "unknown field"),
+        (named(key, id) + "{}", "trailing"),
+    ] {
+        let answer = server.post("/complete", &body).await;
+        assert_eq!(answer.status, 400, "{body}: {answer:?}");
+        assert!(answer.body.contains(words) && answer.is_plain(), "{body}: {answer:?}");
+    }
+    for (key, id) in [("pdeadbeef", id), (&"k".repeat(64), id), (key, id), (key, "0123456789ABCDEF")] {
+        let answer = server.post("/complete", &named(key, id)).await;
+        assert_eq!((answer.status, answer.body.as_str()), (204, ""), "{key} {id}");
+    }
+    assert_eq!(server.heart.completes.lock().expect("no panic").len(), 2, "what is no key is not asked for");
+    let later = CompleteError::Unavailable { why: "full".to_owned(), retry_after: Duration::ZERO };
+    *server.heart.complete_fails.lock().expect("no panic") = Some(later);
+    let answer = server.post("/complete", &named(key, id)).await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.head.contains("retry-after: 1"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_leaves_no_lease() {
+    let server = Server::with(FakeHeart { route_waits: true, ..FakeHeart::default() }).await;
+    let mut stream = server.connect().await;
+    stream.write_all(request("POST", "/route", BODY).as_bytes()).await.expect("sends");
+    server.heart.entered.notified().await;
+    drop(stream);
+    let released = || server.heart.released.load(Ordering::SeqCst) == 1;
+    eventually("the release", released, &server.heart.changed).await;
+    assert_eq!(server.heart.delivered.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn a_shutdown_lets_requests_end_and_cuts_off_those_that_do_not() {
+    let server = Server::with(FakeHeart { route_waits: true, ..FakeHeart::default() }).await;
+    let ends = tokio::spawn(exchange(server.connect().await, request("POST", "/route", BODY).leak()));
+    server.heart.entered.notified().await;
+    let mut stays = server.connect().await;
+    stays.write_all(request("POST", "/route", BODY).as_bytes()).await.expect("sends");
+    server.heart.entered.notified().await;
+    let begin = Instant::now();
+    server.shutdown.cancel();
+    server.heart.go.notify_one();
+    assert_eq!(ends.await.expect("runs").status, 200);
+    tokio::time::timeout(PATIENCE, server.running).await.expect("it ends").expect("without a panic");
+    assert!(begin.elapsed() >= Duration::from_secs(4), "the other one had its grace");
+    assert_eq!(server.heart.released.load(Ordering::SeqCst), 1);
+    assert!(!server.directory.path().join("kiln.sock").exists(), "the socket is gone");
+}

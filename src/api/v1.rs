@@ -1,0 +1,63 @@
+//! `/v1`: what Kiln shows of itself, and admin verbs.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use kiln_domain::Key;
+use kiln_wire::{ApiError, ProjectView};
+
+use super::Api;
+use super::answers::JsonError;
+use super::heart::StopError;
+
+/// All projects, by key.
+#[utoipa::path(
+    get, path = "/v1/projects", tag = "projects",
+    responses(
+        (status = 200, description = "All projects, by key", body = Vec<ProjectView>),
+        (status = 500, description = "The database cannot be read", body = ApiError),
+        (status = 503, description = "Not now", body = ApiError),
+    )
+)]
+pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<ProjectView>>, JsonError> {
+    Ok(Json(api.heart.list().await?))
+}
+
+/// One project.
+#[utoipa::path(
+    get, path = "/v1/projects/{key}", tag = "projects",
+    params(("key" = String, Path, description = "As /route answers it and `kiln key` prints it")),
+    responses(
+        (status = 200, description = "The project", body = ProjectView),
+        (status = 400, description = "Not a key", body = ApiError),
+        (status = 404, description = "No such project", body = ApiError),
+        (status = 500, description = "The database cannot be read", body = ApiError),
+        (status = 503, description = "Not now", body = ApiError),
+    )
+)]
+pub(super) async fn show(State(api): State<Api>, Path(key): Path<String>) -> Result<Json<ProjectView>, JsonError> {
+    let key = parse(&key)?;
+    let found = api.heart.show(&key).await?;
+    found.map(Json).ok_or_else(|| StopError::Unknown(key).into())
+}
+
+/// Stop the project's daemon; the cache stays. Refused while a build counts on it.
+#[utoipa::path(
+    post, path = "/v1/projects/{key}/stop", tag = "projects",
+    params(("key" = String, Path, description = "As /route answers it and `kiln key` prints it")),
+    responses(
+        (status = 204, description = "It is down"),
+        (status = 400, description = "Not a key", body = ApiError),
+        (status = 404, description = "No such project", body = ApiError),
+        (status = 409, description = "A build counts on it", body = ApiError),
+        (status = 500, description = "It could not be stopped", body = ApiError),
+    )
+)]
+pub(super) async fn stop(State(api): State<Api>, Path(key): Path<String>) -> Result<StatusCode, JsonError> {
+    api.heart.stop(&parse(&key)?).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn parse(key: &str) -> Result<Key, JsonError> {
+    key.parse().map_err(|error| JsonError::new(StatusCode::BAD_REQUEST, error))
+}
