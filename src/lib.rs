@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`config`] | one typed configuration from file, environment and flags |
 //! | [`clock`] | the one place that reads the wall clock |
+//! | [`entropy`] | the one place that asks for randomness |
 //! | [`api`] | HTTP on a unix socket and on loopback: routes, admin verbs, events |
 //! | [`gateway`] | reads a ClientHello, finds the daemon, relays bytes; never terminates TLS |
 //! | [`projects`] | the heart: one worker task per active key |
@@ -25,6 +26,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod daemon;
+pub mod entropy;
 pub mod gateway;
 pub mod host;
 pub mod image;

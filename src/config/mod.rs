@@ -1,1 +1,250 @@
-//! See the room's first commit.
+//! One typed configuration, from a TOML file and a few flags. Every key has a default; unknown keys are errors.
+//!
+//! Durations are text with units (`"15m"`, `"2h"`), sizes too (`"20GiB"`). [`Config::load`] is the only way in: what it
+//! returns has been checked as a whole, and what it refuses it names, with the remedy.
+//!
+//! What must not be here: opening anything but the file itself.
+
+mod load;
+mod units;
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use load::{ConfigError, Overrides};
+use serde::{Deserialize, Serialize};
+
+/// `/etc/kiln/kiln.toml`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Database, certificates, daemon configuration. Survives everything.
+    pub state_dir: PathBuf,
+    /// Sockets and process records. May be lost at a reboot.
+    pub run_dir: PathBuf,
+    pub api: Api,
+    pub gateway: Gateway,
+    pub runtime: Runtime,
+    pub volumes: Volumes,
+    pub buildkit: BuildKit,
+    pub policy: Policy,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Api {
+    /// Unix socket; `None`: `<run_dir>/kiln.sock`.
+    pub socket: Option<PathBuf>,
+    /// TCP. Loopback only, whatever stands here, as long as no identity provider is configured (K9).
+    pub listen: SocketAddr,
+    /// How long `/route` waits for a daemon.
+    #[serde(with = "units::duration")]
+    pub route_wait: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Gateway {
+    pub listen: SocketAddr,
+    /// Daemons are `buildkitd-<key>.<domain>`. The first is the one that answers name.
+    pub domains: Vec<String>,
+    /// Whether clients can resolve names below the first domain. If not, answers carry the gateway's address, and
+    /// clients ask for the daemon's name in TLS.
+    pub resolvable: bool,
+    /// Connections at a time.
+    pub max_connections: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RuntimeKind {
+    /// A child process per project: no isolation, nothing to set up.
+    Process,
+    /// An unprivileged Incus container per project.
+    Incus,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Runtime {
+    pub kind: RuntimeKind,
+    /// First and last address of the daemons; `None`: a range of the runtime's own (loopback for `process`).
+    pub addresses: Option<[Ipv4Addr; 2]>,
+    pub incus: Incus,
+    pub limits: Limits,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Incus {
+    /// `None`: `$INCUS_DIR/unix.socket`, or `/var/lib/incus/unix.socket`.
+    pub socket: Option<PathBuf>,
+    pub project: String,
+    /// The storage pool of the instances' root disks.
+    pub pool: String,
+    /// Alias of the image that `kiln image build` made.
+    pub image: String,
+    /// Name servers that builds may ask, on port 53. Empty: those of the host's `/etc/resolv.conf` that are not loopback.
+    pub resolvers: Vec<Ipv4Addr>,
+}
+
+/// For each daemon with its builds. Absent is unlimited.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    #[serde(with = "units::optional_bytes")]
+    pub memory: Option<u64>,
+    pub cpus: Option<u32>,
+    pub processes: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    Dir,
+    Btrfs,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Volumes {
+    pub engine: EngineKind,
+    /// `None`: `<state_dir>/volumes`. Must exist.
+    pub path: Option<PathBuf>,
+    /// What one project's cache may grow to; buildkitd's garbage collection keeps well below it.
+    #[serde(with = "units::bytes")]
+    pub size: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BuildKit {
+    /// The program that runtime `process` starts; `None`: `buildkitd` on the PATH.
+    pub buildkitd: Option<PathBuf>,
+    pub port: u16,
+    /// Name servers in `buildkitd.toml`; empty: BuildKit's own choice (`process`), or the instance's (`incus`).
+    pub nameservers: Vec<Ipv4Addr>,
+    /// From the start of a daemon to its first answer.
+    #[serde(with = "units::duration")]
+    pub ready_within: Duration,
+    /// How long a stop waits for what still runs in the daemon.
+    #[serde(with = "units::duration")]
+    pub drain: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Policy {
+    /// How long a daemon stays up after its last activity.
+    #[serde(with = "units::duration")]
+    pub idle_window: Duration,
+    /// How long a lease counts that nobody connects for.
+    #[serde(with = "units::duration")]
+    pub lease_grace: Duration,
+    /// Nothing holds a daemon longer than this.
+    #[serde(with = "units::duration")]
+    pub max_build_age: Duration,
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            state_dir: "/var/lib/kiln".into(),
+            run_dir: "/run/kiln".into(),
+            api: Api::default(),
+            gateway: Gateway::default(),
+            runtime: Runtime::default(),
+            volumes: Volumes::default(),
+            buildkit: BuildKit::default(),
+            policy: Policy::default(),
+        }
+    }
+}
+
+impl Default for Api {
+    fn default() -> Self {
+        Self { socket: None, listen: SocketAddr::from(([127, 0, 0, 1], 8080)), route_wait: 3 * MINUTE }
+    }
+}
+
+impl Default for Gateway {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 1234)),
+            domains: vec!["kiln.internal".to_owned()],
+            resolvable: false,
+            max_connections: 4096,
+        }
+    }
+}
+
+impl Default for Runtime {
+    fn default() -> Self {
+        Self { kind: RuntimeKind::Process, addresses: None, incus: Incus::default(), limits: Limits::default() }
+    }
+}
+
+impl Default for Incus {
+    fn default() -> Self {
+        Self {
+            socket: None,
+            project: "kiln".to_owned(),
+            pool: "default".to_owned(),
+            image: "kiln".to_owned(),
+            resolvers: Vec::new(),
+        }
+    }
+}
+
+impl Default for Volumes {
+    fn default() -> Self {
+        // The reference's default size of a cache volume.
+        Self { engine: EngineKind::Dir, path: None, size: 60 << 30 }
+    }
+}
+
+impl Default for BuildKit {
+    fn default() -> Self {
+        Self { buildkitd: None, port: 8372, nameservers: Vec::new(), ready_within: MINUTE, drain: MINUTE / 2 }
+    }
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        // Idle window and maximum age are the reference's. Its leases have no grace: a lost answer pins for 2 h there.
+        Self { idle_window: 15 * MINUTE, lease_grace: 30 * MINUTE, max_build_age: 120 * MINUTE }
+    }
+}
+
+impl Config {
+    pub fn socket(&self) -> PathBuf {
+        self.api.socket.clone().unwrap_or_else(|| self.run_dir.join("kiln.sock"))
+    }
+
+    pub fn database(&self) -> PathBuf {
+        self.state_dir.join("kiln.db")
+    }
+
+    pub fn volumes_path(&self) -> PathBuf {
+        self.volumes.path.clone().unwrap_or_else(|| self.state_dir.join("volumes"))
+    }
+
+    /// First and last address of the daemons.
+    pub fn addresses(&self) -> [Ipv4Addr; 2] {
+        self.runtime.addresses.unwrap_or(match self.runtime.kind {
+            RuntimeKind::Process => [Ipv4Addr::new(127, 88, 0, 1), Ipv4Addr::new(127, 88, 255, 254)],
+            RuntimeKind::Incus => [Ipv4Addr::new(10, 88, 0, 1), Ipv4Addr::new(10, 88, 255, 254)],
+        })
+    }
+
+    /// Where TCP listens: as configured if that is loopback, else loopback with the configured port, and `false`.
+    pub fn tcp_listen(&self) -> (SocketAddr, bool) {
+        if self.api.listen.ip().is_loopback() {
+            return (self.api.listen, true);
+        }
+        (SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.api.listen.port()).into(), false)
+    }
+}

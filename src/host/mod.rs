@@ -20,7 +20,11 @@ use kiln_domain::Key;
 use thiserror::Error;
 use tokio::sync::broadcast;
 
+#[cfg(test)]
+pub(crate) mod contract;
+pub mod fake;
 pub mod incus;
+mod mounts;
 pub mod network;
 pub mod process;
 pub mod volumes;

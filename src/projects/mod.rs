@@ -1,1 +1,39 @@
-//! See the room's first commit.
+//! The heart: one worker task per active key, and the handle through which everybody asks for a daemon.
+//!
+//! A worker alone starts, stops and destroys what belongs to its key (K2): it observes, asks [`kiln_domain::plan`], has
+//! one step carried out by [`Effects`], records, and looks again. So there is no lock to take, and no check that could go
+//! stale before it is acted on. It is created at the first need and gone when its project is quiet.
+//!
+//! Promises: concurrent requests for one key start one daemon; a request that goes away cancels only its own wait (K6);
+//! what an answer promises is committed before the answer leaves (K4); every wait ends and says what it waited for (K10).
+//!
+//! | file | |
+//! |---|---|
+//! | `handle.rs` | [`Projects`]: route, prewarm, complete, connect, stop, show |
+//! | `registry.rs` | key → worker |
+//! | `worker.rs` | the loop of one project |
+//! | `waiting.rs` | who waits for a daemon, and what they get |
+//! | `effects.rs` | [`Effects`]: what a worker may do to the host |
+//! | `host_effects.rs` | its implementation on the real host |
+//! | `model.rs` | its implementation on a model host |
+//!
+//! What must not be here: HTTP, SQL, and how a runtime or a volume does its work.
+
+mod answer;
+mod effects;
+mod handle;
+#[cfg(any())]
+mod host_effects;
+pub mod model;
+mod registry;
+mod waiting;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+pub use answer::{Addressing, Routed};
+pub use effects::{EffectError, Effects, StepDeadlines};
+pub use handle::{Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, StopError};
+#[cfg(any())]
+pub use host_effects::{HostEffects, HostEffectsConfig};

@@ -8,4 +8,161 @@
 //! atomic, and one that fails does not harm the others in its commit. A file from a newer Kiln, a damaged one, or one
 //! that another kilnd holds is refused at opening with an error that says so.
 //!
+//! What a warm `/route` costs: one row in `leases`, `projects` and `events` each, about five pages appended to a log whose
+//! blocks are allocated already, and one `fdatasync` of it. Moving pages from the log to the database happens between
+//! commits ([`writer`]).
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | [`lock`] | one kilnd per database |
+//! | [`schema`] | from a path to a database that can be trusted; migrations |
+//! | [`writer`] | the writing thread: queue, group commit, checkpoints |
+//! | [`writes`] | each write as SQL |
+//! | [`readers`] | connections that only read |
+//! | [`rows`] | from rows to the domain's types |
+//! | [`events`] | the journal |
+//!
 //! What must not be here: rules about leases and phases (kiln-domain), secrets in clear.
+
+mod error;
+mod events;
+mod lock;
+mod readers;
+mod rows;
+mod schema;
+mod writer;
+mod writes;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kiln_domain::{AddressPool, BuildSpec, Key, Lease, ProjectRecord, Timestamp, TokenHash};
+use tokio::sync::broadcast;
+
+pub use error::{OpenError, StoreError};
+pub use events::{Event, NewEvent};
+use readers::Readers;
+use writer::Writer;
+pub use writer::{Commit, Figures};
+pub use writes::Created;
+
+/// The open database. Clones are the same one; when the last is dropped, what was submitted is written (the drop waits
+/// for that), the file is closed and the lock given back.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+/// Dropped in this order: readers first, so that the writer is the last to close and can empty the log.
+struct Inner {
+    readers: Readers,
+    writer: Writer,
+}
+
+impl Store {
+    /// Opens the database at `path`, making it if there is none; its directory must exist. Blocks: reads the whole
+    /// file once to check it.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        Self::open_with(path, schema::MIGRATIONS)
+    }
+
+    fn open_with(path: &Path, migrations: &[&str]) -> Result<Self, OpenError> {
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let problem = |why| OpenError::Directory { directory: directory.to_owned(), why };
+        match directory.metadata() {
+            Ok(metadata) if metadata.is_dir() => {}
+            Ok(_) => return Err(problem("it is not a directory".to_owned())),
+            Err(error) => return Err(problem(error.to_string())),
+        }
+        let lock = lock::Lock::acquire(path)?;
+        let connection = schema::open_writer(path, migrations)?;
+        let readers = Readers::open(path)?;
+        Ok(Self { inner: Arc::new(Inner { readers, writer: Writer::start(connection, lock)? }) })
+    }
+
+    pub async fn project(&self, key: &Key) -> Result<Option<ProjectRecord>, StoreError> {
+        let key = key.clone();
+        self.inner.readers.read(move |connection| rows::project(connection, &key)).await
+    }
+
+    /// All of them, by key.
+    pub async fn projects(&self) -> Result<Vec<ProjectRecord>, StoreError> {
+        self.inner.readers.read(rows::projects).await
+    }
+
+    /// Those that a worker must look at after a restart: not quiet, hot, or with leases. By key.
+    pub async fn active_projects(&self) -> Result<Vec<ProjectRecord>, StoreError> {
+        self.inner.readers.read(rows::active_projects).await
+    }
+
+    /// A project's leases, the oldest first; none of a project that is unknown.
+    pub async fn leases(&self, key: &Key) -> Result<Vec<Lease>, StoreError> {
+        let key = key.clone();
+        self.inner.readers.read(move |connection| rows::leases(connection, &key)).await
+    }
+
+    /// The leases of all projects, by key and age.
+    pub async fn all_leases(&self) -> Result<Vec<(Key, Lease)>, StoreError> {
+        self.inner.readers.read(rows::all_leases).await
+    }
+
+    /// At most `limit` events with ids above `after`, in order. The journal keeps the newest 100 000.
+    pub async fn events(&self, after: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
+        self.inner.readers.read(move |connection| rows::events(connection, after, limit)).await
+    }
+
+    /// 0 before the first.
+    pub async fn latest_event_id(&self) -> Result<i64, StoreError> {
+        self.inner.readers.read(rows::latest_event_id).await
+    }
+
+    /// Events from now on, each after its commit, in the order of their ids. A receiver that lags reads the rest with
+    /// [`Store::events`].
+    pub fn subscribe(&self) -> broadcast::Receiver<Event> {
+        self.inner.writer.subscribe()
+    }
+
+    pub fn figures(&self) -> Figures {
+        self.inner.writer.figures()
+    }
+
+    /// The project with the key of `spec`: the one there is, or a new one with the lowest free address of `pool`.
+    /// An existing one with another identity is [`StoreError::OtherIdentity`].
+    pub fn create_project(&self, spec: &BuildSpec, pool: AddressPool, now: Timestamp) -> Commit<Created> {
+        let spec = spec.clone();
+        self.inner.writer.submit(move |writing| writes::create_project(writing, spec, pool, now))
+    }
+
+    /// Writes phase, generation, incarnation, settings and last activity as `record` has them; identity, address and
+    /// birth are for life.
+    pub fn save_project(&self, record: &ProjectRecord, event: Option<NewEvent>) -> Commit<()> {
+        let record = record.clone();
+        self.inner.writer.submit(move |writing| writes::save_project(writing, &record, event))
+    }
+
+    /// Adds the lease and moves the project's last activity forward to the lease's birth.
+    pub fn add_lease(&self, key: &Key, lease: &Lease, event: Option<NewEvent>) -> Commit<()> {
+        let (key, lease) = (key.clone(), lease.clone());
+        self.inner.writer.submit(move |writing| writes::add_lease(writing, &key, &lease, event))
+    }
+
+    /// Removes the lease and moves its project's last activity forward to `now`. Where there is none: false, and
+    /// nothing is written, not even the event.
+    pub fn remove_lease(&self, token: &TokenHash, now: Timestamp, event: Option<NewEvent>) -> Commit<bool> {
+        let token = token.clone();
+        self.inner.writer.submit(move |writing| writes::remove_lease(writing, &token, now, event))
+    }
+
+    /// Removes leases that count no more, which is nobody's activity. Resolves to how many there were.
+    pub fn forget_leases(&self, tokens: Vec<TokenHash>) -> Commit<usize> {
+        self.inner.writer.submit(move |writing| writes::forget_leases(writing, &tokens))
+    }
+
+    /// Adds to the journal; resolves to the event's id.
+    pub fn record(&self, event: NewEvent) -> Commit<i64> {
+        self.inner.writer.submit(move |writing| events::record(writing, event))
+    }
+}
+
+#[cfg(test)]
+mod tests;

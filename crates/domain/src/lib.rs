@@ -2,6 +2,7 @@
 //!
 //! | module | what it decides |
 //! |---|---|
+//! | [`address`] | the range that daemons get their addresses from |
 //! | [`repo`] | which spellings name the same repository |
 //! | [`spec`] | what a build says of itself, and the limits on it |
 //! | [`key`] | which builds share a daemon (K1), and every name derived from that |
@@ -13,6 +14,7 @@
 //! What must not be here: I/O, a clock, randomness, tokio, and any knowledge of Incus, SQLite or HTTP. Whatever
 //! a rule needs to know is an argument; whatever it wants done is a value it returns.
 
+pub mod address;
 pub mod key;
 pub mod lease;
 pub mod plan;
@@ -21,6 +23,7 @@ pub mod repo;
 pub mod spec;
 pub mod time;
 
+pub use address::AddressPool;
 pub use key::{Key, ParseKeyError};
 pub use lease::{Lease, LeaseToken, TokenHash};
 pub use plan::{Plan, Policy, Reason, Situation, Step, plan};

@@ -23,7 +23,7 @@
 //! 1. **Somebody needs the daemon** ([`Demand::need`]: a request waits, a lease is alive, a connection is open, or the
 //!    project is hot): bring it up, one step at a time ([`bring_up`]). Nothing below can stop it (K2).
 //! 2. **An admin asked for a stop**: stop it.
-//! 3. **The idle window is open**: leave things as they are, and look again when it closes.
+//! 3. **The idle window is open** ([`linger`]): leave what runs as it is, and look again when the window closes.
 //! 4. **Otherwise**: stop it. The volume is never touched (K3).
 
 use std::fmt;
@@ -123,6 +123,28 @@ pub enum InstanceSeen {
     },
 }
 
+impl Observed {
+    /// What is there after `step` succeeded, without another look. `incarnation` is what a start answered.
+    pub fn apply(&mut self, step: Step, incarnation: Option<String>) {
+        match step {
+            Step::CreateVolume => self.volume = VolumeSeen::Ready,
+            Step::WriteFiles => self.files = FilesSeen::Current,
+            Step::CreateInstance | Step::StopInstance(_) => self.instance = InstanceSeen::Stopped,
+            Step::DestroyInstance => self.instance = InstanceSeen::Absent,
+            Step::StartInstance => {
+                let incarnation = incarnation.unwrap_or_default();
+                self.instance = InstanceSeen::Running { incarnation, serving: false };
+            }
+            Step::AdoptInstance => {}
+            Step::AwaitServing => {
+                if let InstanceSeen::Running { serving, .. } = &mut self.instance {
+                    *serving = true;
+                }
+            }
+        }
+    }
+}
+
 /// What went wrong lately. Kept in memory: after a restart of Kiln a project has a clean slate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Setbacks {
@@ -161,6 +183,8 @@ pub struct Situation<'a> {
     pub observed: &'a Observed,
     pub demand: Demand<'a>,
     pub setbacks: Setbacks,
+    /// The run of the instance whose first answer was waited for in vain.
+    pub gave_up_on: Option<&'a str>,
     pub now: Timestamp,
     pub policy: &'a Policy,
 }
@@ -265,16 +289,33 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
     let closes = record.last_activity.plus(window);
     // A clock set back must not make a window endless: it never closes later than one window from now.
     let closes = closes.min(now.plus(window));
-    if closes > now && is_running(&situation.observed.instance) {
-        let phase = phase_of_running(situation);
-        return Plan { phase, step: None, reason: Reason::IdleWindowOpen { closes }, look_again: Some(closes) };
+    if closes > now {
+        if let InstanceSeen::Running { incarnation, serving } = &situation.observed.instance {
+            return linger(situation, incarnation, *serving, closes);
+        }
     }
     take_down(situation, Reason::IdleWindowPassed)
 }
 
+/// Rule 3. What is on its way up is seen through, for the next build: whoever asked for it may only have hung up.
+fn linger(situation: &Situation<'_>, incarnation: &str, serving: bool, closes: Timestamp) -> Plan {
+    let Situation { record, gave_up_on, .. } = *situation;
+    let reason = Reason::IdleWindowOpen { closes };
+    let (phase, step) = if record.incarnation.as_deref() != Some(incarnation) {
+        (Phase::Starting, Some(Step::AdoptInstance))
+    } else if serving {
+        (Phase::Warm, None)
+    } else if gave_up_on != Some(incarnation) {
+        (Phase::Starting, Some(Step::AwaitServing))
+    } else {
+        (failed(record, &Reason::NotServing), None)
+    };
+    Plan { phase, step, reason, look_again: Some(closes) }
+}
+
 /// Rule 1, from the ground up: volume, files, instance, run, answer.
 fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
-    let Situation { record, observed, demand, setbacks, now, policy } = *situation;
+    let Situation { record, observed, demand, setbacks, gave_up_on, now, policy } = *situation;
     let look_again = demand.next_lease_change(now, policy);
     let step = |phase, step, reason| Plan { phase, step: Some(step), reason, look_again: None };
 
@@ -296,7 +337,10 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
         return Plan { phase: failed(record, &reason), step: None, reason, look_again: Some(until) };
     }
     match &observed.instance {
-        InstanceSeen::Running { .. } if setbacks.count > 0 && !demand.is_busy(now, policy) => {
+        // A build may be running in a daemon too loaded to answer: busy is not broken (F10).
+        InstanceSeen::Running { incarnation, .. }
+            if gave_up_on == Some(incarnation) && !demand.is_busy(now, policy) =>
+        {
             step(Phase::Draining, Step::StopInstance(Stop::Force), Reason::NotServing)
         }
         InstanceSeen::Running { .. } => step(Phase::Starting, Step::AwaitServing, need),
@@ -314,23 +358,12 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
 fn take_down(situation: &Situation<'_>, reason: Reason) -> Plan {
     let (phase, step) = match (&situation.observed.instance, &situation.observed.volume) {
         (InstanceSeen::Running { .. }, _) => (Phase::Draining, Some(Step::StopInstance(Stop::Graceful))),
+        // A failure stays visible until the next request tries again.
+        _ if matches!(situation.record.phase, Phase::Failed { .. }) => (situation.record.phase.clone(), None),
         (InstanceSeen::Absent, VolumeSeen::Absent) => (Phase::Absent, None),
         _ => (Phase::Idle, None),
     };
     Plan { phase, step, reason, look_again: None }
-}
-
-fn is_running(instance: &InstanceSeen) -> bool {
-    matches!(instance, InstanceSeen::Running { .. })
-}
-
-/// Nobody needs it, it runs, and its window is open: it is warm if it answers, and left alone if it does not.
-fn phase_of_running(situation: &Situation<'_>) -> Phase {
-    match &situation.observed.instance {
-        InstanceSeen::Running { serving: true, incarnation }
-            if situation.record.incarnation.as_deref() == Some(incarnation) => Phase::Warm,
-        _ => Phase::Starting,
-    }
 }
 
 fn failed(record: &ProjectRecord, reason: &Reason) -> Phase {

@@ -34,6 +34,7 @@ fn seen(instance: InstanceSeen) -> Observed {
     Observed { volume: VolumeSeen::Ready, files: FilesSeen::Current, instance }
 }
 
+#[derive(Debug)]
 struct Case {
     record: ProjectRecord,
     observed: Observed,
@@ -42,6 +43,7 @@ struct Case {
     connections: usize,
     stop_requested: bool,
     setbacks: Setbacks,
+    gave_up_on: Option<&'static str>,
     now: Timestamp,
 }
 
@@ -55,6 +57,7 @@ impl Case {
             connections: 0,
             stop_requested: false,
             setbacks: Setbacks::default(),
+            gave_up_on: None,
             now: at(0),
         }
     }
@@ -74,6 +77,7 @@ impl Case {
                 stop_requested: self.stop_requested,
             },
             setbacks: self.setbacks,
+            gave_up_on: self.gave_up_on,
             now: self.now,
             policy: &POLICY,
         })
@@ -162,6 +166,14 @@ fn hot_is_never_idle_and_comes_back_but_obeys_an_admin() {
 }
 
 #[test]
+fn what_is_on_its_way_up_is_seen_through_when_the_caller_hung_up() {
+    let mut case = Case::new(running(false));
+    assert_eq!(case.step(), Some(Step::AwaitServing));
+    case.gave_up_on = Some("run-1");
+    assert_eq!(case.step(), None);
+}
+
+#[test]
 fn what_died_in_its_window_with_nobody_there_stays_down() {
     let case = Case::new(InstanceSeen::Stopped);
     assert_eq!((case.step(), case.plan().phase), (None, Phase::Idle));
@@ -197,7 +209,9 @@ fn an_admin_s_stop_waits_for_nobody_but_a_build() {
 #[test]
 fn a_daemon_that_did_not_answer_is_restarted_unless_it_is_busy() {
     let mut case = Case::waiting(running(false));
-    case.setbacks = Setbacks::default().and_another(at(0));
+    case.gave_up_on = Some("run-0");
+    assert_eq!(case.step(), Some(Step::AwaitServing), "that was another run");
+    case.gave_up_on = Some("run-1");
     assert_eq!(case.step(), Some(Step::StopInstance(Stop::Force)));
     case.connections = 1;
     assert_eq!(case.step(), Some(Step::AwaitServing));
@@ -239,12 +253,13 @@ fn any_case() -> impl Strategy<Value = Case> {
     ];
     let files = prop_oneof![Just(FilesSeen::Current), Just(FilesSeen::Stale)];
     let demand = (0..3usize, 0..3usize, any::<bool>(), proptest::collection::vec(-9000i64..9000, 0..3));
-    (any_instance(), volume, files, demand, 0..4u32, 0i64..9000, any::<bool>()).prop_map(
-        |(instance, volume, files, (waiters, connections, stop_requested, leases), setbacks, now, hot)| {
+    (any_instance(), volume, files, demand, 0..4u32, 0i64..9000, (any::<bool>(), any::<bool>())).prop_map(
+        |(instance, volume, files, (waiters, connections, stop_requested, leases), setbacks, now, (hot, gave_up))| {
             let mut case = Case::new(instance);
             case.observed.volume = volume;
             case.observed.files = files;
             case.record.settings.tier = if hot { Tier::Hot } else { Tier::Warm };
+            case.gave_up_on = gave_up.then_some("run-1");
             (0..setbacks).for_each(|n| case.setbacks = case.setbacks.and_another(at(i64::from(n))));
             Case { waiters, connections, stop_requested, leases: leases.into_iter().map(lease_of).collect(), now: at(now), ..case }
         },

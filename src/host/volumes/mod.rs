@@ -6,12 +6,38 @@
 //! What must not be here: when to snapshot, what to keep, who may use a clone.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::Key;
 use thiserror::Error;
 
 use super::Properties;
+
+pub mod btrfs;
+mod command;
+#[cfg(test)]
+mod contract;
+pub mod dir;
+pub mod fake;
+mod names;
+mod record;
+mod root;
+mod tree;
+
+pub use btrfs::BtrfsEngine;
+pub use dir::DirEngine;
+pub use fake::FakeVolumes;
+pub use names::{ParseNameError, SnapshotName, TrashName};
+
+/// Where programs that run as root may come from: the places of a distribution and of NixOS. Never `$PATH`.
+pub const SEARCH: [&str; 6] =
+    ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/run/current-system/sw/bin", "/run/current-system/sw/sbin"];
+
+/// [`SEARCH`] as engines take it.
+pub fn search_path() -> Vec<PathBuf> {
+    SEARCH.iter().map(PathBuf::from).collect()
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
@@ -20,14 +46,6 @@ pub struct Volume {
     pub path: PathBuf,
     pub properties: Properties,
 }
-
-/// Our prefix and a sequence: `kiln-000042`. Snapshots of any other name are nobody's business.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SnapshotName(String);
-
-/// An entry of the trash: the key and a sequence, so that one key can be thrown away many times.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TrashName(String);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
@@ -57,6 +75,8 @@ pub enum VolumeError {
     Io { operation: &'static str, path: String, #[source] source: std::io::Error },
     #[error("cannot {operation} volume {name}: {command} said: {said}")]
     Command { operation: &'static str, name: String, command: String, said: String },
+    #[error("cannot {operation} volume {name}: gave up after {} s waiting for {waited_for}", .after.as_secs())]
+    TimedOut { operation: &'static str, name: String, waited_for: String, after: Duration },
 }
 
 #[async_trait]
@@ -78,15 +98,19 @@ pub trait VolumeEngine: Send + Sync + 'static {
 
     async fn usage(&self, key: &Key) -> Result<Usage, VolumeError>;
 
-    /// Takes a read-only snapshot under the next sequence number.
+    /// Takes a snapshot under the next sequence number, which is never used twice. [`VolumeError::Busy`] from an engine
+    /// that cannot copy a volume while a daemon writes to it.
     async fn snapshot(&self, key: &Key) -> Result<SnapshotName, VolumeError>;
 
     /// Ours only, oldest first.
     async fn snapshots(&self, key: &Key) -> Result<Vec<SnapshotName>, VolumeError>;
 
+    /// Absent already is success.
     async fn destroy_snapshot(&self, key: &Key, snapshot: &SnapshotName) -> Result<(), VolumeError>;
 
-    /// A writable volume `target` with the contents of a snapshot and its own `properties`: nothing is inherited.
+    /// A writable volume `target` with the contents of a snapshot and its own `properties`: nothing is inherited but
+    /// the size. One that was cloned from the same snapshot before is returned as it is; any other of that name is
+    /// [`VolumeError::Exists`].
     async fn clone_snapshot(
         &self,
         source: &Key,
@@ -95,7 +119,7 @@ pub trait VolumeEngine: Send + Sync + 'static {
         properties: &Properties,
     ) -> Result<Volume, VolumeError>;
 
-    /// Moves a volume, its snapshots included, to the trash.
+    /// Moves a volume, its snapshots included, to the trash; [`VolumeError::Busy`] while a daemon uses it.
     async fn discard(&self, key: &Key) -> Result<TrashName, VolumeError>;
 
     async fn trash(&self) -> Result<Vec<TrashName>, VolumeError>;
@@ -103,6 +127,6 @@ pub trait VolumeEngine: Send + Sync + 'static {
     /// Brings a volume back under its key; [`VolumeError::Exists`] when there is a new one.
     async fn restore(&self, trashed: &TrashName) -> Result<Volume, VolumeError>;
 
-    /// Frees it for good.
+    /// Frees it for good. Absent already is success, and a purge that failed half-way is taken up by the next.
     async fn purge(&self, trashed: &TrashName) -> Result<(), VolumeError>;
 }

@@ -1,0 +1,233 @@
+//! From a file and flags to a checked [`Config`].
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::{Config, RuntimeKind};
+
+/// What the command line says over the file.
+#[derive(Debug, Clone, Default)]
+pub struct Overrides {
+    pub state_dir: Option<PathBuf>,
+    pub run_dir: Option<PathBuf>,
+    pub runtime: Option<RuntimeKind>,
+}
+
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    #[error("cannot read the configuration {path}: name an existing file with --config, or leave the flag out")]
+    Read { path: PathBuf, #[source] source: io::Error },
+    #[error("{path} holds a secret ({key}) and others may read it: chmod 0600 {path}")]
+    Exposed { path: PathBuf, key: String },
+    #[error("{path} can be changed by others: chmod go-w {path}")]
+    Writable { path: PathBuf },
+    #[error("{path}: {detail}")]
+    Syntax { path: PathBuf, detail: String },
+    #[error("{key} = {value}: {why}")]
+    Value { key: &'static str, value: String, why: String },
+}
+
+/// Words in a key's name that mark its value as secret.
+const SECRET_WORDS: [&str; 4] = ["token", "secret", "password", "private"];
+
+impl Config {
+    /// `path: None` takes the default file if there is one, and the defaults if not.
+    pub fn load(path: Option<&Path>, overrides: &Overrides) -> Result<Self, ConfigError> {
+        let file = path.unwrap_or(Path::new("/etc/kiln/kiln.toml"));
+        let mut config = match fs::read_to_string(file) {
+            Ok(text) => {
+                check_mode(file, &text)?;
+                Self::parse(file, &text)?
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_none() => Self::default(),
+            Err(source) => return Err(ConfigError::Read { path: file.to_owned(), source }),
+        };
+        if let Some(dir) = &overrides.state_dir {
+            config.state_dir.clone_from(dir);
+        }
+        if let Some(dir) = &overrides.run_dir {
+            config.run_dir.clone_from(dir);
+        }
+        if let Some(kind) = overrides.runtime {
+            config.runtime.kind = kind;
+        }
+        config.check()?;
+        Ok(config)
+    }
+
+    pub(super) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|error| {
+            // The parser's own words carry the line, the key and what would have been accepted there.
+            ConfigError::Syntax { path: path.to_owned(), detail: error.to_string().trim().to_owned() }
+        })
+    }
+
+    /// What each value alone cannot tell.
+    fn check(&self) -> Result<(), ConfigError> {
+        let value = |key, value: &dyn std::fmt::Debug, why: &str| {
+            Err(ConfigError::Value { key, value: format!("{value:?}"), why: why.to_owned() })
+        };
+        for (key, path) in [("state_dir", &self.state_dir), ("run_dir", &self.run_dir)] {
+            if !path.is_absolute() {
+                return value(key, path, "give an absolute path");
+            }
+        }
+        let [first, last] = self.addresses();
+        if first > last {
+            return value("runtime.addresses", &[first, last], "the first address is above the last");
+        }
+        if self.runtime.kind == RuntimeKind::Process && !(first.is_loopback() && last.is_loopback()) {
+            return value("runtime.addresses", &[first, last], "runtime process listens on loopback: use 127.x.y.z");
+        }
+        if self.gateway.domains.is_empty() {
+            return value("gateway.domains", &self.gateway.domains, "name at least one domain");
+        }
+        if let Some(domain) = self.gateway.domains.iter().find(|domain| !is_domain(domain)) {
+            return value("gateway.domains", domain, "is not a DNS name");
+        }
+        for (key, port) in [("buildkit.port", self.buildkit.port)] {
+            if port == 0 {
+                return value(key, &port, "give a port number");
+            }
+        }
+        for (key, span) in [
+            ("api.route_wait", self.api.route_wait),
+            ("buildkit.ready_within", self.buildkit.ready_within),
+            ("policy.max_build_age", self.policy.max_build_age),
+            ("policy.lease_grace", self.policy.lease_grace),
+        ] {
+            if span < Duration::from_secs(1) {
+                return value(key, &span, "give at least 1s");
+            }
+        }
+        if self.policy.lease_grace > self.policy.max_build_age {
+            return value("policy.lease_grace", &self.policy.lease_grace, "is longer than policy.max_build_age");
+        }
+        if self.volumes.size < MIN_VOLUME {
+            return value("volumes.size", &self.volumes.size, "a cache below 1GiB is of no use");
+        }
+        Ok(())
+    }
+}
+
+const MIN_VOLUME: u64 = 1 << 30;
+
+/// At most 63 bytes a label (RFC 1035), and short enough that a daemon's label fits in front (253 in all).
+fn is_domain(text: &str) -> bool {
+    let label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    text.len() <= 200 && text.split('.').all(label)
+}
+
+fn check_mode(path: &Path, text: &str) -> Result<(), ConfigError> {
+    let metadata = fs::metadata(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let mode = metadata.permissions().mode();
+    if mode & 0o022 != 0 {
+        return Err(ConfigError::Writable { path: path.to_owned() });
+    }
+    match secret_key(text) {
+        Some(key) if mode & 0o004 != 0 => Err(ConfigError::Exposed { path: path.to_owned(), key }),
+        _ => Ok(()),
+    }
+}
+
+/// The first key whose name says that its value is a secret. Looks at lines and not at the parsed file, so that a
+/// secret in a file that does not parse is noticed too.
+fn secret_key(text: &str) -> Option<String> {
+    text.lines()
+        .filter_map(|line| line.split_once('='))
+        .map(|(key, _)| key.trim())
+        .filter(|key| !key.starts_with('#'))
+        .find(|key| SECRET_WORDS.iter().any(|word| key.to_ascii_lowercase().contains(word)))
+        .map(ToOwned::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(text: &str, mode: u32) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        fs::write(file.path(), text).expect("written");
+        fs::set_permissions(file.path(), fs::Permissions::from_mode(mode)).expect("chmod");
+        file
+    }
+
+    fn error(text: &str, mode: u32) -> String {
+        let file = written(text, mode);
+        Config::load(Some(file.path()), &Overrides::default())
+            .map_or_else(|e| e.to_string(), |config| format!("accepted as {config:?}"))
+    }
+
+    #[test]
+    fn the_defaults_are_whole_and_survive_a_round_trip() {
+        let text = toml::to_string(&Config::default()).expect("renders");
+        assert_eq!(Config::parse(Path::new("x"), &text).expect("parses"), Config::default(), "{text}");
+        Config::default().check().expect("valid");
+    }
+
+    #[test]
+    fn an_unknown_key_is_named() {
+        for text in ["sate_dir = '/x'", "[api]\nlisten_on = 'x'", "[gatway]", "[runtime.incus]\nimages = 'x'"] {
+            let error = error(text, 0o600);
+            assert!(error.contains("unknown field") && error.contains("expected"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named_with_its_remedy() {
+        let error = Config::load(Some(Path::new("/nonexistent/kiln.toml")), &Overrides::default()).expect_err("missing");
+        assert!(error.to_string().contains("/nonexistent/kiln.toml") && error.to_string().contains("--config"));
+        assert!(Config::load(Some(Path::new("/")), &Overrides::default()).is_err());
+    }
+
+    #[test]
+    fn a_secret_that_others_can_read_is_refused_even_in_a_broken_file() {
+        assert!(error("[api]\nadmin_token = 'x'", 0o644).contains("chmod 0600"));
+        assert!(!error("[api]\n# admin_token = 'x'", 0o644).contains("chmod"));
+        assert!(error("", 0o666).contains("go-w"));
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        for (text, key) in [
+            ("state_dir = 'relative'", "state_dir"),
+            ("[runtime]\naddresses = ['127.0.0.9', '127.0.0.1']", "runtime.addresses"),
+            ("[runtime]\naddresses = ['10.0.0.1', '10.0.0.9']", "runtime.addresses"),
+            ("[gateway]\ndomains = []", "gateway.domains"),
+            ("[gateway]\ndomains = ['a_b.example']", "gateway.domains"),
+            ("[policy]\nlease_grace = '3h'", "policy.lease_grace"),
+            ("[policy]\nmax_build_age = '0s'", "policy.max_build_age"),
+            ("[policy]\nidle_window = 'soon'", "idle_window"),
+            ("[volumes]\nsize = '1MiB'", "volumes.size"),
+            ("[volumes]\nsize = '60GB'", "size"),
+            ("[buildkit]\nport = 0", "buildkit.port"),
+        ] {
+            let error = error(text, 0o600);
+            assert!(error.contains(key) && !error.starts_with("accepted"), "of {text}: {error}");
+        }
+    }
+
+    #[test]
+    fn flags_go_before_the_file() {
+        let file = written("state_dir = '/a'\n[runtime]\nkind = 'incus'", 0o600);
+        let overrides = Overrides { state_dir: Some("/b".into()), ..Overrides::default() };
+        let config = Config::load(Some(file.path()), &overrides).expect("valid");
+        assert_eq!((config.state_dir, config.runtime.kind), (PathBuf::from("/b"), RuntimeKind::Incus));
+    }
+
+    #[test]
+    fn without_identity_tcp_is_loopback_whatever_the_config_says() {
+        let config = Config::parse(Path::new("x"), "[api]\nlisten = '0.0.0.0:9000'").expect("parses");
+        assert_eq!(config.tcp_listen(), ("127.0.0.1:9000".parse().expect("address"), false));
+    }
+}

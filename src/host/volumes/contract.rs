@@ -1,0 +1,491 @@
+//! What every engine must do, and what single engines promise beyond it.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use kiln_domain::Key;
+
+use super::*;
+
+/// How a test reaches into a volume.
+trait Contents: Sync {
+    fn write(&self, volume: &Volume, name: &str, text: &str);
+    fn read(&self, volume: &Volume, name: &str) -> Option<String>;
+}
+
+struct OnDisk;
+
+impl Contents for OnDisk {
+    fn write(&self, volume: &Volume, name: &str, text: &str) {
+        std::fs::write(volume.path.join(name), text).expect("written");
+    }
+
+    fn read(&self, volume: &Volume, name: &str) -> Option<String> {
+        std::fs::read_to_string(volume.path.join(name)).ok()
+    }
+}
+
+impl Contents for FakeVolumes {
+    fn write(&self, volume: &Volume, name: &str, text: &str) {
+        assert!(Self::write(self, &volume.key, name, text));
+    }
+
+    fn read(&self, volume: &Volume, name: &str) -> Option<String> {
+        Self::read(self, &volume.key, name)
+    }
+}
+
+fn key() -> Key {
+    "pbcce5b6205652dd7".parse().expect("a key")
+}
+
+fn properties(pairs: &[(&str, &str)]) -> Properties {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+async fn contract(engine: &dyn VolumeEngine, contents: &dyn Contents) {
+    identity(engine, contents).await;
+    snapshots_and_clones(engine, contents).await;
+    trash(engine, contents).await;
+    races(engine).await;
+    for volume in engine.list().await.expect("listed") {
+        let trashed = engine.discard(&volume.key).await.expect("discarded");
+        engine.purge(&trashed).await.expect("purged");
+    }
+    assert!(engine.trash().await.expect("trash").is_empty());
+}
+
+async fn identity(engine: &dyn VolumeEngine, contents: &dyn Contents) {
+    let key = key();
+    assert_eq!(engine.get(&key).await.expect("looked"), None);
+    assert!(engine.list().await.expect("listed").is_empty());
+    for error in [engine.discard(&key).await.err(), engine.usage(&key).await.err(), engine.snapshot(&key).await.err()] {
+        assert!(matches!(error, Some(VolumeError::Missing { .. })), "{error:?}");
+    }
+
+    let given = properties(&[("repo", "github.com/o/r"), ("key", key.as_str()), ("odd", "a \"b\"\n\u{fc}")]);
+    let volume = engine.create(&key, &given, Some(64 << 20)).await.expect("created");
+    assert_eq!((&volume.key, &volume.properties), (&key, &given));
+    contents.write(&volume, "kept", "cache");
+    let again = engine.create(&key, &properties(&[("repo", "other")]), None).await.expect("created again");
+    assert_eq!(again, volume, "an existing volume is returned as it is");
+    assert_eq!(contents.read(&again, "kept").as_deref(), Some("cache"));
+
+    engine.set_properties(&key, &properties(&[("repo", "moved"), ("new", "1")])).await.expect("set");
+    let expected = properties(&[("repo", "moved"), ("new", "1"), ("key", key.as_str()), ("odd", "a \"b\"\n\u{fc}")]);
+    assert_eq!(engine.get(&key).await.expect("looked").expect("there").properties, expected);
+    let stolen = engine.set_properties(&key, &properties(&[("key", "p0000000000000000")])).await;
+    assert!(matches!(stolen, Err(VolumeError::Foreign { .. })), "a volume keeps its key: {stolen:?}");
+    assert_eq!(engine.list().await.expect("listed").len(), 1);
+
+    let usage = engine.usage(&key).await.expect("measured");
+    assert!(usage.available > 0 && usage.used < 64 << 20, "{usage:?}");
+}
+
+async fn snapshots_and_clones(engine: &dyn VolumeEngine, contents: &dyn Contents) {
+    let (key, fork) = (key(), key().fork());
+    let volume = engine.get(&key).await.expect("looked").expect("there");
+    contents.write(&volume, "file", "one");
+    let first = engine.snapshot(&key).await.expect("a snapshot");
+    contents.write(&volume, "file", "two");
+    let second = engine.snapshot(&key).await.expect("a snapshot");
+    assert_eq!(engine.snapshots(&key).await.expect("listed"), [first, second]);
+
+    let given = properties(&[("repo", "fork of it")]);
+    let clone = engine.clone_snapshot(&key, &first, &fork, &given).await.expect("cloned");
+    assert_eq!(clone.properties, properties(&[("repo", "fork of it"), ("key", fork.as_str())]), "nothing is inherited");
+    assert_eq!(contents.read(&clone, "file").as_deref(), Some("one"));
+    contents.write(&clone, "file", "the fork's");
+    assert_eq!(contents.read(&volume, "file").as_deref(), Some("two"), "a clone is writable and apart");
+    assert!(engine.snapshots(&fork).await.expect("listed").is_empty(), "snapshots are not cloned");
+    let again = engine.clone_snapshot(&key, &first, &fork, &given).await.expect("the same clone again");
+    assert_eq!(contents.read(&again, "file").as_deref(), Some("the fork's"));
+    let other = engine.clone_snapshot(&key, &second, &fork, &given).await;
+    assert!(matches!(other, Err(VolumeError::Exists { .. })), "{other:?}");
+    let taken = engine.clone_snapshot(&fork, &first, &key, &given).await;
+    assert!(matches!(taken, Err(VolumeError::Exists { .. })), "{taken:?}");
+
+    engine.destroy_snapshot(&key, &first).await.expect("a snapshot with a clone can go");
+    engine.destroy_snapshot(&key, &second).await.expect("destroyed");
+    engine.destroy_snapshot(&key, &second).await.expect("destroyed already");
+    assert!(engine.snapshots(&key).await.expect("listed").is_empty());
+    assert_eq!(contents.read(&clone, "file").as_deref(), Some("the fork's"));
+    let third = engine.snapshot(&key).await.expect("a snapshot");
+    assert!(third > second, "a sequence is not used twice: {third} after {second}");
+    let gone = engine.clone_snapshot(&key, &first, &key.clone_number(1), &given).await;
+    assert!(matches!(gone, Err(VolumeError::Missing { .. })), "{gone:?}");
+    assert_eq!(engine.get(&key.clone_number(1)).await.expect("looked"), None, "a failed clone leaves nothing");
+}
+
+async fn trash(engine: &dyn VolumeEngine, contents: &dyn Contents) {
+    let (key, nothing) = (key(), Properties::new());
+    let before = engine.get(&key).await.expect("looked").expect("there");
+    let snapshots = engine.snapshots(&key).await.expect("listed");
+    let first = engine.discard(&key).await.expect("discarded");
+    assert_eq!((first.key(), engine.get(&key).await.expect("looked")), (&key, None));
+    let fresh = engine.create(&key, &nothing, None).await.expect("a new one");
+    assert_eq!(contents.read(&fresh, "file"), None, "a new volume is empty");
+    let blocked = engine.restore(&first).await;
+    assert!(matches!(blocked, Err(VolumeError::Exists { .. })), "{blocked:?}");
+    let second = engine.discard(&key).await.expect("discarded");
+    assert_eq!(engine.trash().await.expect("trash"), [first.clone(), second.clone()]);
+
+    assert_eq!(engine.restore(&first).await.expect("restored"), before);
+    assert_eq!(contents.read(&before, "file").as_deref(), Some("two"));
+    assert_eq!(engine.snapshots(&key).await.expect("listed"), snapshots, "snapshots travel along");
+    let again = engine.restore(&first).await;
+    assert!(matches!(again, Err(VolumeError::Missing { .. })), "{again:?}");
+
+    engine.purge(&second).await.expect("purged");
+    engine.purge(&second).await.expect("purged already");
+    assert!(engine.trash().await.expect("trash").is_empty());
+    engine.discard(&key).await.expect("discarded");
+    let third = engine.trash().await.expect("trash").remove(0);
+    assert!(third > second, "a name in the trash is not used twice: {third} after {second}");
+    engine.restore(&third).await.expect("restored");
+}
+
+async fn races(engine: &dyn VolumeEngine) {
+    let key = key().clone_number(7);
+    let given = properties(&[("repo", "r")]);
+    let (a, b, c) = tokio::join!(
+        engine.create(&key, &given, None),
+        engine.create(&key, &given, None),
+        engine.create(&key, &given, None)
+    );
+    let a = a.expect("created");
+    assert_eq!((&a, &a), (&b.expect("created"), &c.expect("created")));
+    assert_eq!(engine.list().await.expect("listed").iter().filter(|v| v.key == key).count(), 1);
+    let (a, b) = tokio::join!(engine.snapshot(&key), engine.snapshot(&key));
+    assert_ne!(a.expect("a snapshot"), b.expect("another"));
+}
+
+#[tokio::test]
+async fn the_fake_keeps_the_contract() {
+    let engine = FakeVolumes::new();
+    contract(&engine, &engine).await;
+    let key = key();
+    engine.create(&key, &Properties::new(), None).await.expect("created");
+    engine.set_busy(&key, true);
+    assert!(matches!(engine.discard(&key).await, Err(VolumeError::Busy { .. })));
+    engine.set_full(true);
+    assert!(matches!(engine.create(&key.fork(), &Properties::new(), None).await, Err(VolumeError::Full { .. })));
+}
+
+#[tokio::test]
+async fn dir_keeps_the_contract() {
+    let root = tempfile::tempdir().expect("a directory");
+    let engine = DirEngine::at(root.path(), &search_path()).await.expect("opened");
+    contract(&engine, &OnDisk).await;
+    let left = Command::new("find").arg(root.path()).args(["-mindepth", "2"]).output().expect("find");
+    assert_eq!(String::from_utf8_lossy(&left.stdout), "", "everything was purged");
+}
+
+#[tokio::test]
+async fn btrfs_keeps_the_contract() {
+    let Some(mount) = BtrfsMount::new() else { return };
+    let engine = BtrfsEngine::at(&mount.path, &search_path()).await.expect("opened");
+    contract(&engine, &OnDisk).await;
+    assert!(mount.subvolumes().is_empty(), "everything was purged: {:?}", mount.subvolumes());
+}
+
+#[tokio::test]
+async fn btrfs_enforces_a_size_where_quotas_are_on() {
+    let Some(mount) = BtrfsMount::new() else { return };
+    run("btrfs", &["quota".as_ref(), "enable".as_ref(), mount.path.as_os_str()]);
+    let engine = BtrfsEngine::at(&mount.path, &search_path()).await.expect("opened");
+    let volume = engine.create(&key(), &Properties::new(), Some(8 << 20)).await.expect("created");
+    let error = std::fs::write(volume.path.join("big"), vec![7; 16 << 20]);
+    let synced = std::fs::File::open(&volume.path).and_then(|file| file.sync_all());
+    assert!(error.is_err() || synced.is_err(), "more was written than the volume may hold");
+    let usage = engine.usage(&key()).await.expect("measured");
+    assert_eq!(usage.size, Some(8 << 20));
+    assert!(usage.available < 8 << 20, "{usage:?}");
+    let snapshot = engine.snapshot(&key()).await.expect("a snapshot");
+    engine.clone_snapshot(&key(), &snapshot, &key().fork(), &Properties::new()).await.expect("cloned");
+    assert_eq!(engine.usage(&key().fork()).await.expect("measured").size, Some(8 << 20), "a clone has its parent's size");
+}
+
+#[tokio::test]
+async fn btrfs_removes_what_a_daemon_made_inside_and_snapshots_a_busy_volume() {
+    let Some(mount) = BtrfsMount::new() else { return };
+    let engine = BtrfsEngine::at(&mount.path, &search_path()).await.expect("opened");
+    let volume = engine.create(&key(), &Properties::new(), None).await.expect("created");
+    let inner = volume.path.join("nested");
+    run("btrfs", &["subvolume".as_ref(), "create".as_ref(), inner.as_os_str()]);
+    std::fs::write(inner.join("file"), "x").expect("written");
+    let daemon = occupy(&volume);
+    engine.snapshot(&key()).await.expect("a snapshot of a volume in use");
+    assert!(matches!(engine.discard(&key()).await, Err(VolumeError::Busy { .. })));
+    drop(daemon);
+    let trashed = engine.discard(&key()).await.expect("discarded");
+    engine.purge(&trashed).await.expect("purged");
+    assert!(mount.subvolumes().is_empty(), "{:?}", mount.subvolumes());
+}
+
+#[tokio::test]
+async fn btrfs_refuses_another_file_system() {
+    if !Path::new("/dev/shm").is_dir() {
+        eprintln!("skipped: no /dev/shm");
+        return;
+    }
+    let root = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let error = BtrfsEngine::at(root.path(), &search_path()).await.err().expect("refused").to_string();
+    assert!(error.contains("not on a btrfs") && error.contains("mkfs.btrfs"), "{error}");
+    assert_eq!(names(root.path()).len(), 0, "nothing was changed");
+}
+
+#[tokio::test]
+async fn roots_that_cannot_be_used_are_left_alone() {
+    let parent = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| parent.path().join(name);
+    let refused = async |root: &Path| DirEngine::at(root, &search_path()).await.err().map(|e| e.to_string()).unwrap_or_default();
+
+    let error = refused(&at("missing")).await;
+    assert!(error.contains("no such directory") && error.contains("mkdir -p"), "{error}");
+    std::fs::write(at("file"), "").expect("written");
+    assert!(refused(&at("file")).await.contains("not a directory"));
+    assert!(refused(Path::new("relative")).await.contains("absolute"));
+
+    std::fs::create_dir_all(at("foreign/live/precious")).expect("made");
+    let error = refused(&at("foreign")).await;
+    assert!(error.contains("not Kiln's"), "{error}");
+    assert_eq!(names(&at("foreign")), ["live"]);
+
+    std::fs::create_dir(at("used")).expect("made");
+    let engine = DirEngine::at(&at("used"), &search_path()).await.expect("opened");
+    let error = refused(&at("used")).await;
+    assert!(error.contains("another kilnd"), "{error}");
+    drop(engine);
+    DirEngine::at(&at("used"), &search_path()).await.expect("opened again");
+    let marker = at("used").join("kiln-volumes.json");
+    for (text, complaint) in [
+        ("{", "cannot be read"),
+        ("{\"format\":99,\"engine\":\"dir\",\"last_trash\":0}", "newer Kiln"),
+        ("{\"format\":1,\"engine\":\"btrfs\",\"last_trash\":0}", "engine btrfs"),
+    ] {
+        std::fs::write(&marker, text).expect("written");
+        let error = refused(&at("used")).await;
+        assert!(error.contains(complaint), "{error}");
+        assert_eq!(std::fs::read_to_string(&marker).expect("read"), text);
+    }
+    let error = DirEngine::at(&at("used"), &[PathBuf::from("/nonexistent")]).await.err().map(|e| e.to_string());
+    assert!(error.is_some_and(|e| e.contains("no program cp") && e.contains("coreutils")));
+}
+
+#[tokio::test]
+async fn a_read_only_and_a_full_root_are_refused() {
+    let Some(mount) = Mount::new(&["-t", "tmpfs", "-o", "size=64k,mode=0700", "none"]) else { return };
+    std::fs::write(mount.path.join("fill"), vec![1; 128 << 10]).expect_err("more than fits");
+    let error = DirEngine::at(&mount.path, &search_path()).await.err().expect("refused").to_string();
+    assert!(error.contains("full") && error.contains("free some"), "{error}");
+    std::fs::remove_file(mount.path.join("fill")).expect("removed");
+    run("mount", &["-o".as_ref(), "remount,ro".as_ref(), mount.path.as_os_str()]);
+    let error = DirEngine::at(&mount.path, &search_path()).await.err().expect("refused").to_string();
+    assert!(error.contains("read-only") && error.contains("remount"), "{error}");
+    assert_eq!(names(&mount.path).len(), 0, "nothing was changed");
+}
+
+#[tokio::test]
+async fn a_copy_that_does_not_fit_is_full_and_leaves_nothing() {
+    let Some(mount) = Mount::new(&["-t", "tmpfs", "-o", "size=1m,mode=0700", "none"]) else { return };
+    let engine = DirEngine::at(&mount.path, &search_path()).await.expect("opened");
+    let volume = engine.create(&key(), &Properties::new(), None).await.expect("created");
+    std::fs::write(volume.path.join("fill"), vec![1; 700 << 10]).expect("written");
+    let error = engine.snapshot(&key()).await;
+    assert!(matches!(error, Err(VolumeError::Full { operation: "snapshot", .. })), "{error:?}");
+    assert!(engine.snapshots(&key()).await.expect("listed").is_empty());
+    assert_eq!(names(&volume.path.with_file_name("snapshots")).len(), 0, "the half copy was removed");
+}
+
+#[tokio::test]
+async fn dir_copies_everything_that_a_cache_is_made_of() {
+    let root = tempfile::tempdir().expect("a directory");
+    let engine = DirEngine::at(root.path(), &search_path()).await.expect("opened");
+    let volume = engine.create(&key(), &Properties::new(), None).await.expect("created");
+    assert_eq!(std::fs::metadata(&volume.path).expect("there").permissions().mode() & 0o7777, 0o700);
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: owners, devices and trusted attributes need root");
+        return;
+    }
+    let script = "set -e; cd \"$1\"; echo x >a; ln a b; chown 12:34 a; chmod 4751 a; touch -h -d @1000000000 a; ln -s /nowhere l; \
+        mknod whiteout c 0 0; mkfifo pipe; mkdir o; chmod 1777 o";
+    run("sh", &["-c".as_ref(), script.as_ref(), "sh".as_ref(), volume.path.as_os_str()]);
+    rustix::fs::setxattr(volume.path.join("o"), "trusted.overlay.opaque", b"y", rustix::fs::XattrFlags::empty()).expect("set");
+
+    let snapshot = engine.snapshot(&key()).await.expect("a snapshot");
+    let clone = engine.clone_snapshot(&key(), &snapshot, &key().fork(), &Properties::new()).await.expect("cloned");
+    let (of, meta) = (|name: &str| clone.path.join(name), |name: &str| clone.path.join(name).symlink_metadata().expect("there"));
+    assert_eq!((meta("a").mode() & 0o7777, meta("a").uid(), meta("a").gid(), meta("a").mtime()), (0o4751, 12, 34, 1_000_000_000));
+    assert_eq!((meta("a").ino(), meta("a").nlink()), (meta("b").ino(), 2), "hard links stay");
+    assert_eq!(std::fs::read_link(of("l")).expect("a link"), Path::new("/nowhere"));
+    assert_eq!((meta("whiteout").mode() & 0o170_000, meta("whiteout").rdev()), (0o020_000, 0));
+    assert_eq!((meta("pipe").mode() & 0o170_000, meta("o").mode() & 0o7777), (0o010_000, 0o1777));
+    let mut value = [0; 8];
+    let length = rustix::fs::getxattr(of("o"), "trusted.overlay.opaque", &mut value).expect("the attribute was copied");
+    assert_eq!(&value[..length], b"y");
+    assert_eq!(meta("").mode() & 0o7777, 0o700);
+}
+
+#[tokio::test]
+async fn a_volume_in_use_is_neither_copied_nor_discarded_by_dir() {
+    let root = tempfile::tempdir().expect("a directory");
+    let engine = DirEngine::at(root.path(), &search_path()).await.expect("opened");
+    let volume = engine.create(&key(), &Properties::new(), None).await.expect("created");
+    let daemon = occupy(&volume);
+    for error in [engine.snapshot(&key()).await.err(), engine.discard(&key()).await.err()] {
+        let error = error.expect("refused").to_string();
+        assert!(error.contains("in use by its buildkitd"), "{error}");
+    }
+    drop(daemon);
+    engine.snapshot(&key()).await.expect("a snapshot");
+    engine.discard(&key()).await.expect("discarded");
+}
+
+#[tokio::test]
+async fn leftovers_go_and_foreign_things_stay() {
+    let root = tempfile::tempdir().expect("a directory");
+    let engine = DirEngine::at(root.path(), &search_path()).await.expect("opened");
+    engine.create(&key(), &Properties::new(), None).await.expect("created");
+    drop(engine);
+    let live = root.path().join("live");
+    let home = live.join(key().as_str());
+    let halves = [live.join(".half-x-1-1"), root.path().join("trash/.half-x"), home.join("snapshots/.half-kiln-000001")];
+    for half in &halves {
+        std::fs::create_dir_all(half.join("cache/deep")).expect("made");
+    }
+    std::fs::create_dir_all(home.join("snapshots/by-hand")).expect("made");
+    std::fs::create_dir_all(live.join("p1111111111111111/cache")).expect("made");
+    std::fs::create_dir_all(live.join("somebody")).expect("made");
+
+    let engine = DirEngine::at(root.path(), &search_path()).await.expect("opened");
+    assert!(halves.iter().all(|half| !half.exists()), "half-made things are removed");
+    assert!(home.join("snapshots/by-hand").exists() && live.join("somebody").exists());
+    assert!(engine.snapshots(&key()).await.expect("listed").is_empty());
+    assert_eq!(engine.list().await.expect("listed").len(), 1, "what is not ours is not listed");
+    let unmarked: Key = "p1111111111111111".parse().expect("a key");
+    for error in [engine.get(&unmarked).await.err(), engine.create(&unmarked, &Properties::new(), None).await.err(), engine.discard(&unmarked).await.err()] {
+        assert!(matches!(error, Some(VolumeError::Foreign { .. })), "{error:?}");
+    }
+    // A home that was renamed by hand says whose it is.
+    std::fs::rename(&home, live.join("p2222222222222222")).expect("renamed");
+    let error = engine.get(&"p2222222222222222".parse().expect("a key")).await.expect_err("foreign").to_string();
+    assert!(error.contains(key().as_str()), "{error}");
+    std::fs::rename(live.join("p2222222222222222"), &home).expect("renamed");
+    // An identity whose cache is gone is damage, never an empty cache.
+    std::fs::remove_dir(home.join("cache")).expect("removed");
+    assert!(matches!(engine.create(&key(), &Properties::new(), None).await, Err(VolumeError::Io { .. })));
+}
+
+#[tokio::test]
+async fn what_is_mounted_below_a_volume_keeps_it_from_being_purged() {
+    let root = tempfile::tempdir().expect("a directory");
+    let engine = DirEngine::at(root.path(), &search_path()).await.expect("opened");
+    let volume = engine.create(&key(), &Properties::new(), None).await.expect("created");
+    let point = volume.path.join("rootfs");
+    std::fs::create_dir(&point).expect("made");
+    let Some(mount) = Mount::over(&point, &["-t", "tmpfs", "none"]) else { return };
+    std::fs::write(point.join("precious"), "x").expect("written");
+    let trashed = engine.discard(&key()).await.expect("discarded");
+    let error = engine.purge(&trashed).await.expect_err("busy");
+    assert!(matches!(error, VolumeError::Busy { .. }), "{error}");
+    assert_eq!(engine.trash().await.expect("trash"), [trashed.clone()]);
+    drop(mount);
+    let moved = root.path().join("trash").join(trashed.to_string()).join("cache/rootfs");
+    run("umount", &["-l".as_ref(), moved.as_os_str()]);
+    engine.purge(&trashed).await.expect("purged");
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).expect("listed");
+    entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Does what buildkitd does to its root.
+fn occupy(volume: &Volume) -> OwnedFd {
+    let lock = std::fs::File::create(volume.path.join("buildkitd.lock")).expect("made");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).expect("locked");
+    lock.into()
+}
+
+fn run(program: &str, args: &[&std::ffi::OsStr]) {
+    let output = Command::new(program).args(args).output().expect("started");
+    assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A mount that goes with the test.
+struct Mount {
+    path: PathBuf,
+    _directory: Option<tempfile::TempDir>,
+}
+
+impl Mount {
+    fn new(args: &[&str]) -> Option<Self> {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mount = Self::over(directory.path(), args)?;
+        Some(Self { path: mount.path.clone(), _directory: Some(directory) }).inspect(|_| std::mem::forget(mount))
+    }
+
+    fn over(path: &Path, args: &[&str]) -> Option<Self> {
+        let output = Command::new("mount").args(args).arg(path).output();
+        match output {
+            Ok(output) if output.status.success() => Some(Self { path: path.canonicalize().expect("there"), _directory: None }),
+            Ok(output) => {
+                eprintln!("skipped: cannot mount: {}", String::from_utf8_lossy(&output.stderr).trim());
+                None
+            }
+            Err(error) => {
+                eprintln!("skipped: no mount program: {error}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg("-l").arg(&self.path).output();
+        if let Ok(output) = unmounted
+            && !output.status.success()
+        {
+            eprintln!("cannot unmount: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+    }
+}
+
+/// A btrfs in a sparse file, gone with the test.
+struct BtrfsMount {
+    path: PathBuf,
+    _mount: Mount,
+    _directory: tempfile::TempDir,
+}
+
+impl BtrfsMount {
+    fn new() -> Option<Self> {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (image, point) = (directory.path().join("image"), directory.path().join("mnt"));
+        std::fs::create_dir(&point).expect("made");
+        std::fs::File::create(&image).and_then(|file| file.set_len(256 << 20)).expect("a sparse file");
+        match Command::new("mkfs.btrfs").arg("-q").arg(&image).output() {
+            Ok(output) if output.status.success() => {}
+            Ok(output) => {
+                eprintln!("skipped: mkfs.btrfs: {}", String::from_utf8_lossy(&output.stderr).trim());
+                return None;
+            }
+            Err(error) => {
+                eprintln!("skipped: no mkfs.btrfs: {error}");
+                return None;
+            }
+        }
+        // The kernel frees the loop device with the mount, also when the test is killed and the mount is taken down by hand.
+        let mount = Mount::over(&point, &["-o", "loop", image.to_str().expect("text")])?;
+        Some(Self { path: mount.path.clone(), _mount: mount, _directory: directory })
+    }
+
+    fn subvolumes(&self) -> Vec<String> {
+        let output = Command::new("btrfs").args(["subvolume", "list"]).arg(&self.path).output().expect("btrfs");
+        String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+    }
+}

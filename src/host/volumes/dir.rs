@@ -1,0 +1,115 @@
+//! Plain directories: the engine for every file system.
+//!
+//! Copies are made by `cp`, which shares blocks where the file system can (XFS, btrfs, bcachefs) and copies where not,
+//! and keeps owners, modes, times, hard links, devices and extended attributes. Neither is one instant of a volume that is
+//! being written, so a volume is copied only while no daemon is in it. Sizes are not enforced.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+
+use super::command::{Failure, Program, WALK};
+use super::record;
+use super::tree::{Copy, Medium, Tree, blocking};
+use super::{Usage, VolumeError};
+
+pub type DirEngine = Tree<Dir>;
+
+const REMEDY: &str = "install coreutils";
+
+/// The medium of [`DirEngine`].
+#[derive(Debug)]
+pub struct Dir {
+    cp: Program,
+    rm: Program,
+    du: Program,
+}
+
+impl DirEngine {
+    /// `root` must exist; `search` are the directories in which programs are looked for, as [`super::SEARCH`].
+    pub async fn at(root: &Path, search: &[PathBuf]) -> Result<Self, VolumeError> {
+        let find = |name| Program::find(name, search, REMEDY);
+        let medium = Dir { cp: find("cp")?, rm: find("rm")?, du: find("du")? };
+        Self::open(root, medium, |_| Ok(())).await
+    }
+}
+
+#[async_trait]
+impl Medium for Dir {
+    fn name(&self) -> &'static str {
+        "dir"
+    }
+
+    fn copies_are_instant(&self) -> bool {
+        false
+    }
+
+    async fn make(&self, at: &Path, _size: Option<u64>) -> Result<(), Failure> {
+        blocking(at, |at| record::make_private_directory(at).map_err(|e| Failure::io(at, e))).await
+    }
+
+    async fn copy(&self, from: &Path, to: &Path, _use: Copy) -> Result<(), Failure> {
+        let args: [&OsStr; 8] = [
+            "-dR".as_ref(),
+            // Named one by one: under -a, cp says nothing of an attribute that it could not copy, and an overlay without
+            // its attributes is another file system.
+            "--preserve=mode,ownership,timestamps,links,xattr".as_ref(),
+            "--reflink=auto".as_ref(),
+            "--one-file-system".as_ref(),
+            "--no-target-directory".as_ref(),
+            "--".as_ref(),
+            from.as_os_str(),
+            to.as_os_str(),
+        ];
+        self.cp.run(&args, WALK).await?;
+        // The rename that follows must not be on disk before what it names.
+        blocking(to, |to| {
+            let directory = File::open(to).map_err(|e| Failure::io(to, e))?;
+            rustix::fs::syncfs(&directory).map_err(|e| Failure::io(to, e))
+        })
+        .await
+    }
+
+    async fn remove(&self, at: &Path) -> Result<(), Failure> {
+        remove_all(&self.rm, at, true).await
+    }
+
+    async fn usage(&self, at: &Path) -> Result<Usage, Failure> {
+        let args: [&OsStr; 5] =
+            ["--summarize".as_ref(), "--block-size=1".as_ref(), "--one-file-system".as_ref(), "--".as_ref(), at.as_os_str()];
+        let printed = self.du.run_leniently(&args, WALK).await?;
+        // Files that vanish while a daemon works make du complain; its sum is still the best there is.
+        let used = printed.stdout.split_whitespace().next().and_then(|sum| sum.parse().ok());
+        let used = used.ok_or_else(|| self.du.failure(&args, &format!("{}{}", printed.stdout, printed.stderr)))?;
+        Ok(Usage { used, size: None, available: available(at)? })
+    }
+}
+
+/// What the file system of `path` has left for us, in bytes.
+pub(super) fn available(path: &Path) -> Result<u64, Failure> {
+    let space = rustix::fs::statvfs(path).map_err(|e| Failure::io(path, e))?;
+    Ok(space.f_bavail.saturating_mul(space.f_frsize))
+}
+
+/// Removes a tree, mounts excepted. A copy that outlived the kilnd that began it may still be adding to the tree, hence more
+/// than one attempt; it ends with an error of its own as soon as its directory is gone.
+pub(super) async fn remove_all(rm: &Program, at: &Path, one_file_system: bool) -> Result<(), Failure> {
+    const ATTEMPTS: usize = 3;
+    let mut args: Vec<&OsStr> = vec!["-rf".as_ref()];
+    if one_file_system {
+        args.push("--one-file-system".as_ref());
+    }
+    args.extend::<[&OsStr; 2]>(["--".as_ref(), at.as_os_str()]);
+    let mut outcome = Ok(());
+    for _ in 0..ATTEMPTS {
+        outcome = match rm.run(&args, WALK).await {
+            Err(Failure::Command { said, .. }) if said.contains("Directory not empty") => {
+                Err(Failure::Busy { holder: format!("something that keeps writing below {}", at.display()) })
+            }
+            done => return done.map(|_| ()),
+        };
+    }
+    outcome
+}

@@ -1,0 +1,554 @@
+//! What engines that keep volumes in directories have in common: everything but four operations of a [`Medium`].
+//!
+//! ```text
+//! <root>/kiln-volumes.json               marks the root as ours
+//! <root>/live/<key>/record.json          identity
+//! <root>/live/<key>/cache                what an instance gets
+//! <root>/live/<key>/snapshots/kiln-000042
+//! <root>/trash/<key>.000007/             the same again
+//! ```
+//!
+//! Whatever comes into being is made under a name that begins with `.half-` and then renamed; whatever goes is renamed
+//! first. So every change is one rename: a volume with its snapshots and its identity is there or not, in use or in the
+//! trash, and what a crash leaves is recognised by its name and removed at the next opening.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use async_trait::async_trait;
+use kiln_domain::Key;
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::command::Failure;
+use super::record::{self, KEY_PROPERTY, Marker, Origin, Record};
+use super::root::{Claim, marker_path};
+use super::{SnapshotName, TrashName, Usage, Volume, VolumeEngine, VolumeError};
+use crate::host::{Properties, mounts};
+
+const LIVE: &str = "live";
+const TRASH: &str = "trash";
+const RECORD: &str = "record.json";
+const CACHE: &str = "cache";
+const SNAPSHOTS: &str = "snapshots";
+const HALF: &str = ".half-";
+/// buildkitd holds a lock on this file of its root for as long as it lives.
+const DAEMON_LOCK: &str = "buildkitd.lock";
+
+/// How a kind of storage makes, copies, measures and removes one directory of cache.
+#[async_trait]
+pub trait Medium: Send + Sync + 'static {
+    fn name(&self) -> &'static str;
+
+    /// Whether a copy of a volume that is being written is one instant of it.
+    fn copies_are_instant(&self) -> bool;
+
+    /// Makes an empty one at a path that does not exist.
+    async fn make(&self, at: &Path, size: Option<u64>) -> Result<(), Failure>;
+
+    /// Copies to a path that does not exist.
+    async fn copy(&self, from: &Path, to: &Path, use_: Copy) -> Result<(), Failure>;
+
+    /// Removes it with all that is in it; absent already is success.
+    async fn remove(&self, at: &Path) -> Result<(), Failure>;
+
+    async fn usage(&self, at: &Path) -> Result<Usage, Failure>;
+}
+
+/// What a copy is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Copy {
+    Snapshot,
+    Volume { size: Option<u64> },
+}
+
+/// A [`VolumeEngine`] below one directory.
+pub struct Tree<M> {
+    root: PathBuf,
+    medium: M,
+    marker: tokio::sync::Mutex<Marker>,
+    locks: KeyLocks,
+    next_half: AtomicU64,
+    _held: OwnedFd,
+}
+
+impl<M: Medium> Tree<M> {
+    /// Checks and claims `root`, then removes what a killed run left half-made.
+    pub(super) async fn open(
+        root: &Path,
+        medium: M,
+        suits: impl FnOnce(&Path) -> Result<(), VolumeError> + Send + 'static,
+    ) -> Result<Self, VolumeError> {
+        let (wanted, engine) = (root.to_owned(), medium.name());
+        let claim = tokio::task::spawn_blocking(move || Claim::new(&wanted, engine, &[LIVE, TRASH], suits));
+        let claim = claim.await.map_err(|e| Failure::io(root, io::Error::other(e)).during("open", root.display()))??;
+        let tree = Self {
+            root: claim.root,
+            medium,
+            marker: tokio::sync::Mutex::new(claim.marker),
+            locks: KeyLocks::default(),
+            next_half: AtomicU64::new(0),
+            _held: claim.held,
+        };
+        tree.sweep().await.map_err(|e| e.during("open", root.display()))?;
+        Ok(tree)
+    }
+
+    /// A leftover that cannot be removed costs space and nothing else, so it does not keep Kiln from starting.
+    async fn sweep(&self) -> Result<(), Failure> {
+        let (homes, copies) = blocking(&self.root, leftovers).await?;
+        for home in homes {
+            tracing::info!(path = %home.display(), "removing a volume that a killed run left half-made");
+            if let Err(failure) = self.remove_home(&home).await {
+                tracing::warn!(path = %home.display(), ?failure, "a leftover cannot be removed");
+            }
+        }
+        for copy in copies {
+            tracing::info!(path = %copy.display(), "removing a snapshot that a killed run left half-made");
+            if let Err(failure) = self.medium.remove(&copy).await {
+                tracing::warn!(path = %copy.display(), ?failure, "a leftover cannot be removed");
+            }
+        }
+        Ok(())
+    }
+
+    fn home(&self, key: &Key) -> PathBuf {
+        self.root.join(LIVE).join(key.as_str())
+    }
+
+    fn trashed(&self, name: &TrashName) -> PathBuf {
+        self.root.join(TRASH).join(name.to_string())
+    }
+
+    async fn find(&self, operation: &'static str, key: &Key) -> Result<Option<(Volume, Record)>, VolumeError> {
+        let wanted = key.clone();
+        let read = blocking(&self.home(key), move |home| Ok(read_home(home, &wanted)));
+        match read.await.map_err(|e| e.during(operation, key))? {
+            Home::Absent => Ok(None),
+            Home::Ours(volume, record) => Ok(Some((volume, record))),
+            Home::Foreign(found) => Err(VolumeError::Foreign { operation, key: key.clone(), found }),
+            Home::Unreadable(path, source) => Err(Failure::io(&path, source).during(operation, key)),
+        }
+    }
+
+    async fn require(&self, operation: &'static str, key: &Key) -> Result<(Volume, Record), VolumeError> {
+        let found = self.find(operation, key).await?;
+        found.ok_or_else(|| VolumeError::Missing { operation, name: key.to_string() })
+    }
+
+    async fn write_record(&self, key: &Key, record: Record) -> Result<(), Failure> {
+        let path = self.home(key).join(RECORD);
+        blocking(&path, move |path| record::write(path, &record).map_err(|e| Failure::io(path, e))).await
+    }
+
+    /// Makes a whole volume aside and moves it into place. When somebody else was quicker, theirs stands.
+    async fn build(&self, key: &Key, record: Record, from: Option<&Path>) -> Result<(), Failure> {
+        let number = self.next_half.fetch_add(1, Ordering::Relaxed);
+        let half = self.root.join(LIVE).join(format!("{HALF}{key}-{}-{number}", std::process::id()));
+        let built = self.build_at(&half, self.home(key), record, from).await;
+        if built.is_err()
+            && let Err(failure) = self.remove_home(&half).await
+        {
+            tracing::warn!(path = %half.display(), ?failure, "a half-made volume stays until the next start");
+        }
+        built
+    }
+
+    async fn build_at(&self, half: &Path, home: PathBuf, record: Record, from: Option<&Path>) -> Result<(), Failure> {
+        let (size, cache) = (record.size, half.join(CACHE));
+        blocking(half, move |half| {
+            record::make_private_directory(half).map_err(|e| Failure::io(half, e))?;
+            record::make_private_directory(&half.join(SNAPSHOTS)).map_err(|e| Failure::io(half, e))?;
+            record::write(&half.join(RECORD), &record).map_err(|e| Failure::io(half, e))
+        })
+        .await?;
+        match from {
+            None => self.medium.make(&cache, size).await?,
+            Some(from) => self.medium.copy(from, &cache, Copy::Volume { size }).await?,
+        }
+        blocking(half, move |half| {
+            let private = std::fs::Permissions::from_mode(0o700);
+            std::fs::set_permissions(&cache, private).map_err(|e| Failure::io(&cache, e))?;
+            move_to(half, &home)
+        })
+        .await
+    }
+
+    /// Removes a directory that is no volume any more, whatever part of one is in it.
+    async fn remove_home(&self, home: &Path) -> Result<(), Failure> {
+        let copies = blocking(home, |home| {
+            let snapshots = entries(&home.join(SNAPSHOTS))?;
+            Ok(snapshots.into_iter().map(|(_, path)| path).chain([home.join(CACHE)]).collect::<Vec<_>>())
+        });
+        for copy in copies.await? {
+            self.medium.remove(&copy).await?;
+        }
+        blocking(home, |home| match std::fs::remove_dir_all(home) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::io(home, error)),
+            _ => Ok(()),
+        })
+        .await
+    }
+
+    /// What uses the cache, if anything does.
+    async fn hold(&self, operation: &'static str, key: &Key, volume: &Volume) -> Result<Option<OwnedFd>, VolumeError> {
+        blocking(&volume.path, hold_cache).await.map_err(|e| e.during(operation, key))
+    }
+
+    fn snapshot_path(&self, key: &Key, snapshot: SnapshotName) -> PathBuf {
+        self.home(key).join(SNAPSHOTS).join(snapshot.to_string())
+    }
+}
+
+#[async_trait]
+impl<M: Medium> VolumeEngine for Tree<M> {
+    fn name(&self) -> &'static str {
+        self.medium.name()
+    }
+
+    async fn create(&self, key: &Key, properties: &Properties, size: Option<u64>) -> Result<Volume, VolumeError> {
+        const OPERATION: &str = "create";
+        let _locked = self.locks.lock(key).await;
+        if let Some((volume, _)) = self.find(OPERATION, key).await? {
+            return Ok(volume);
+        }
+        let record = Record::new(key, properties, size, None);
+        self.build(key, record, None).await.map_err(|e| e.during(OPERATION, key))?;
+        Ok(self.require(OPERATION, key).await?.0)
+    }
+
+    async fn get(&self, key: &Key) -> Result<Option<Volume>, VolumeError> {
+        Ok(self.find("look at", key).await?.map(|(volume, _)| volume))
+    }
+
+    async fn list(&self) -> Result<Vec<Volume>, VolumeError> {
+        let listed = blocking(&self.root.join(LIVE), |live| {
+            let mut volumes = Vec::new();
+            for (name, path) in entries(live)? {
+                let Ok(key) = name.parse::<Key>() else { continue };
+                match read_home(&path, &key) {
+                    Home::Ours(volume, _) => volumes.push(volume),
+                    Home::Absent => {}
+                    Home::Foreign(found) => tracing::warn!(path = %path.display(), %found, "not a volume of ours"),
+                    Home::Unreadable(path, source) => return Err(Failure::io(&path, source)),
+                }
+            }
+            volumes.sort_by(|a, b| a.key.cmp(&b.key));
+            Ok(volumes)
+        });
+        listed.await.map_err(|e| e.during("list", "all"))
+    }
+
+    async fn set_properties(&self, key: &Key, properties: &Properties) -> Result<(), VolumeError> {
+        const OPERATION: &str = "set properties of";
+        let _locked = self.locks.lock(key).await;
+        let (_, mut record) = self.require(OPERATION, key).await?;
+        if let Some(other) = properties.get(KEY_PROPERTY).filter(|other| *other != key.as_str()) {
+            return Err(VolumeError::Foreign { operation: OPERATION, key: key.clone(), found: format!("{other:?}") });
+        }
+        record.properties.extend(properties.clone());
+        self.write_record(key, record).await.map_err(|e| e.during(OPERATION, key))
+    }
+
+    async fn usage(&self, key: &Key) -> Result<Usage, VolumeError> {
+        const OPERATION: &str = "measure";
+        let (volume, _) = self.require(OPERATION, key).await?;
+        self.medium.usage(&volume.path).await.map_err(|e| e.during(OPERATION, key))
+    }
+
+    async fn snapshot(&self, key: &Key) -> Result<SnapshotName, VolumeError> {
+        const OPERATION: &str = "snapshot";
+        let _locked = self.locks.lock(key).await;
+        let (volume, mut record) = self.require(OPERATION, key).await?;
+        // Held until the copy is made, so that no daemon starts to write meanwhile.
+        let _quiet = if self.medium.copies_are_instant() { None } else { self.hold(OPERATION, key, &volume).await? };
+        record.last_snapshot += 1;
+        let name = SnapshotName::new(record.last_snapshot);
+        let made = async {
+            self.write_record(key, record).await?;
+            let half = self.home(key).join(SNAPSHOTS).join(format!("{HALF}{name}"));
+            let copied = match self.medium.copy(&volume.path, &half, Copy::Snapshot).await {
+                Ok(()) => {
+                    let to = self.snapshot_path(key, name);
+                    blocking(&half, move |half| move_to(half, &to)).await
+                }
+                Err(failure) => Err(failure),
+            };
+            if copied.is_err()
+                && let Err(failure) = self.medium.remove(&half).await
+            {
+                tracing::warn!(path = %half.display(), ?failure, "a half-made snapshot stays until the next start");
+            }
+            copied
+        };
+        made.await.map_err(|e| e.during(OPERATION, key))?;
+        Ok(name)
+    }
+
+    async fn snapshots(&self, key: &Key) -> Result<Vec<SnapshotName>, VolumeError> {
+        const OPERATION: &str = "list the snapshots of";
+        self.require(OPERATION, key).await?;
+        let names = blocking(&self.home(key).join(SNAPSHOTS), names_in);
+        names.await.map_err(|e| e.during(OPERATION, key))
+    }
+
+    async fn destroy_snapshot(&self, key: &Key, snapshot: &SnapshotName) -> Result<(), VolumeError> {
+        let _locked = self.locks.lock(key).await;
+        let (path, half) = (self.snapshot_path(key, *snapshot), self.home(key).join(SNAPSHOTS));
+        let half = half.join(format!("{HALF}{snapshot}"));
+        let destroyed = async {
+            retire(&path, &half).await?;
+            self.medium.remove(&half).await
+        };
+        destroyed.await.map_err(|e| e.during("destroy a snapshot of", format!("{key}@{snapshot}")))
+    }
+
+    async fn clone_snapshot(
+        &self,
+        source: &Key,
+        snapshot: &SnapshotName,
+        target: &Key,
+        properties: &Properties,
+    ) -> Result<Volume, VolumeError> {
+        const OPERATION: &str = "clone";
+        let _locked = self.locks.lock_both(source, target).await;
+        let origin = Origin { key: source.clone(), snapshot: snapshot.sequence() };
+        if let Some((volume, record)) = self.find(OPERATION, target).await? {
+            let again = record.origin.as_ref() == Some(&origin);
+            return if again { Ok(volume) } else { Err(VolumeError::Exists { operation: OPERATION, name: target.to_string() }) };
+        }
+        let (_, parent) = self.require(OPERATION, source).await?;
+        let from = self.snapshot_path(source, *snapshot);
+        if !exists(&from).await.map_err(|e| e.during(OPERATION, source))? {
+            return Err(VolumeError::Missing { operation: OPERATION, name: format!("{source}@{snapshot}") });
+        }
+        let record = Record::new(target, properties, parent.size, Some(origin));
+        self.build(target, record, Some(&from)).await.map_err(|e| e.during(OPERATION, target))?;
+        Ok(self.require(OPERATION, target).await?.0)
+    }
+
+    async fn discard(&self, key: &Key) -> Result<TrashName, VolumeError> {
+        const OPERATION: &str = "discard";
+        let _locked = self.locks.lock(key).await;
+        let (volume, _) = self.require(OPERATION, key).await?;
+        let _quiet = self.hold(OPERATION, key, &volume).await?;
+        let mut marker = self.marker.lock().await;
+        let next = Marker { last_trash: marker.last_trash + 1, ..marker.clone() };
+        let name = TrashName::new(key.clone(), next.last_trash);
+        let (trashed, path, written) = (self.trashed(&name), marker_path(&self.root), next.clone());
+        let moved = blocking(&self.home(key), move |home| {
+            record::write(&path, &written).map_err(|e| Failure::io(&path, e))?;
+            move_to(home, &trashed)
+        });
+        moved.await.map_err(|e| e.during(OPERATION, key))?;
+        *marker = next;
+        Ok(name)
+    }
+
+    async fn trash(&self) -> Result<Vec<TrashName>, VolumeError> {
+        let names = blocking(&self.root.join(TRASH), names_in);
+        names.await.map_err(|e| e.during("list", "trash"))
+    }
+
+    async fn restore(&self, trashed: &TrashName) -> Result<Volume, VolumeError> {
+        const OPERATION: &str = "restore";
+        let key = trashed.key();
+        let _locked = self.locks.lock(key).await;
+        let (from, to) = (self.trashed(trashed), self.home(key));
+        if !exists(&from).await.map_err(|e| e.during(OPERATION, trashed))? {
+            return Err(VolumeError::Missing { operation: OPERATION, name: trashed.to_string() });
+        }
+        if exists(&to).await.map_err(|e| e.during(OPERATION, trashed))? {
+            return Err(VolumeError::Exists { operation: OPERATION, name: key.to_string() });
+        }
+        blocking(&from, move |from| move_to(from, &to)).await.map_err(|e| e.during(OPERATION, trashed))?;
+        Ok(self.require(OPERATION, key).await?.0)
+    }
+
+    async fn purge(&self, trashed: &TrashName) -> Result<(), VolumeError> {
+        let _locked = self.locks.lock(trashed.key()).await;
+        let half = self.root.join(TRASH).join(format!("{HALF}{trashed}"));
+        let purged = async {
+            retire(&self.trashed(trashed), &half).await?;
+            self.remove_home(&half).await
+        };
+        purged.await.map_err(|e| e.during("purge", trashed))
+    }
+}
+
+/// What stands where a volume should be.
+enum Home {
+    Absent,
+    Ours(Volume, Record),
+    Foreign(String),
+    Unreadable(PathBuf, io::Error),
+}
+
+fn read_home(home: &Path, key: &Key) -> Home {
+    match home.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Home::Absent,
+        Err(error) => return Home::Unreadable(home.to_owned(), error),
+        Ok(metadata) if !metadata.is_dir() => return Home::Foreign("something that is not a directory".to_owned()),
+        Ok(_) => {}
+    }
+    let record = match record::read::<Record>(&home.join(RECORD)) {
+        // It may have been moved to the trash since we looked.
+        Ok(None) if matches!(home.try_exists(), Ok(false)) => return Home::Absent,
+        Ok(None) => return Home::Foreign(format!("a directory without our {RECORD}")),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            return Home::Foreign(format!("a directory with a damaged {RECORD} ({error})"));
+        }
+        Err(error) => return Home::Unreadable(home.join(RECORD), error),
+        Ok(Some(record)) => record,
+    };
+    if record.format > record::FORMAT {
+        return Home::Foreign("a volume of a newer Kiln".to_owned());
+    }
+    if !record.belongs_to(key) {
+        return Home::Foreign(format!("the volume of {:?}", record.properties.get(KEY_PROPERTY)));
+    }
+    let path = home.join(CACHE);
+    match path.symlink_metadata() {
+        // A record without its cache is damage, and must not be taken for an empty cache.
+        Err(error) => Home::Unreadable(path, error),
+        Ok(metadata) if !metadata.is_dir() => Home::Foreign(format!("a volume whose {CACHE} is not a directory")),
+        Ok(_) => Home::Ours(Volume { key: key.clone(), path, properties: record.properties.clone() }, record),
+    }
+}
+
+/// Everything with a half-made name: whole volumes, and single snapshots.
+fn leftovers(root: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Failure> {
+    let (mut homes, mut copies) = (Vec::new(), Vec::new());
+    let half = |(name, path): (String, PathBuf)| name.starts_with(HALF).then_some(path);
+    for (name, path) in entries(&root.join(LIVE))? {
+        if name.starts_with(HALF) {
+            homes.push(path);
+        } else if name.parse::<Key>().is_ok() {
+            copies.extend(entries(&path.join(SNAPSHOTS))?.into_iter().filter_map(half));
+        }
+    }
+    homes.extend(entries(&root.join(TRASH))?.into_iter().filter_map(half));
+    Ok((homes, copies))
+}
+
+/// The names of a directory that are text, with their paths; a directory that is not there is empty.
+fn entries(directory: &Path) -> Result<Vec<(String, PathBuf)>, Failure> {
+    let read = || -> io::Result<Vec<(String, PathBuf)>> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(directory)? {
+            let entry = entry?;
+            if let Ok(name) = entry.file_name().into_string() {
+                found.push((name, entry.path()));
+            }
+        }
+        Ok(found)
+    };
+    match read() {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(Vec::new()),
+        result => result.map_err(|error| Failure::io(directory, error)),
+    }
+}
+
+fn names_in<N: std::str::FromStr + Ord>(directory: &Path) -> Result<Vec<N>, Failure> {
+    let mut names: Vec<N> = entries(directory)?.into_iter().filter_map(|(name, _)| name.parse().ok()).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// Renames durably, never over something.
+fn move_to(from: &Path, to: &Path) -> Result<(), Failure> {
+    rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(|e| Failure::io(to, e))?;
+    for directory in [from.parent(), to.parent()].into_iter().flatten() {
+        record::sync_directory(directory).map_err(|e| Failure::io(directory, e))?;
+    }
+    Ok(())
+}
+
+/// Takes a name out of sight before what it named is removed, unless an earlier attempt did so already.
+async fn retire(path: &Path, half: &Path) -> Result<(), Failure> {
+    let half = half.to_owned();
+    blocking(path, move |path| {
+        if !path.try_exists().map_err(|e| Failure::io(path, e))? {
+            return Ok(());
+        }
+        if let Some(point) = mounts::below(path).map_err(|e| Failure::io(path, e))?.first() {
+            return Err(Failure::Busy { holder: format!("the mount {}", point.display()) });
+        }
+        move_to(path, &half)
+    })
+    .await
+}
+
+/// Takes the lock that a daemon holds on its cache. `None` when no daemon has ever been in there.
+fn hold_cache(cache: &Path) -> Result<Option<OwnedFd>, Failure> {
+    let path = cache.join(DAEMON_LOCK);
+    // No symbolic link is followed: what lies in a cache may be of a build's making.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match rustix::fs::open(&path, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT | Errno::LOOP) => return Ok(None),
+        Err(error) => return Err(Failure::io(&path, error)),
+    };
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(Errno::WOULDBLOCK) => Err(Failure::Busy { holder: "its buildkitd, which must be stopped first".to_owned() }),
+        Err(error) => Err(Failure::io(&path, error)),
+    }
+}
+
+async fn exists(path: &Path) -> Result<bool, Failure> {
+    tokio::fs::try_exists(path).await.map_err(|e| Failure::io(path, e))
+}
+
+/// File-system calls block, so they leave the runtime's threads alone. `work` gets the path back.
+pub(super) fn blocking<T, F>(path: &Path, work: F) -> impl Future<Output = Result<T, Failure>> + Send + use<T, F>
+where
+    T: Send + 'static,
+    F: FnOnce(&Path) -> Result<T, Failure> + Send + 'static,
+{
+    let path = path.to_owned();
+    let for_work = path.clone();
+    let task = move || work(&for_work);
+    async move {
+        match tokio::task::spawn_blocking(task).await {
+            Ok(result) => result,
+            Err(error) => Err(Failure::io(&path, io::Error::other(error))),
+        }
+    }
+}
+
+/// One mutex per key in use, so that changes to one volume come one after the other and others need not wait.
+#[derive(Default)]
+struct KeyLocks(Mutex<HashMap<Key, Weak<tokio::sync::Mutex<()>>>>);
+
+type KeyGuard = tokio::sync::OwnedMutexGuard<()>;
+
+impl KeyLocks {
+    async fn lock(&self, key: &Key) -> KeyGuard {
+        self.mutex(key).lock_owned().await
+    }
+
+    /// Always in the order of the keys: two clones between the same two volumes must not wait for each other.
+    async fn lock_both(&self, one: &Key, other: &Key) -> (KeyGuard, Option<KeyGuard>) {
+        let (first, second) = if one <= other { (one, other) } else { (other, one) };
+        let guard = self.lock(first).await;
+        let second = if first == second { None } else { Some(self.lock(second).await) };
+        (guard, second)
+    }
+
+    fn mutex(&self, key: &Key) -> Arc<tokio::sync::Mutex<()>> {
+        let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mutex) = locks.get(key).and_then(Weak::upgrade) {
+            return mutex;
+        }
+        locks.retain(|_, mutex| mutex.strong_count() > 0);
+        let mutex = Arc::new(tokio::sync::Mutex::new(()));
+        locks.insert(key.clone(), Arc::downgrade(&mutex));
+        mutex
+    }
+}

@@ -1,0 +1,126 @@
+//! What a worker may do to the host, and nothing else.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use kiln_domain::plan::{Observed, Step};
+use kiln_domain::{Key, ProjectRecord};
+use thiserror::Error;
+use tokio::sync::broadcast;
+
+use crate::buildkit::ProbeError;
+use crate::buildkit::toml::TomlError;
+use crate::host::volumes::VolumeError;
+use crate::host::{InstanceEvent, RuntimeError};
+use crate::pki::PkiError;
+
+/// The effects of [`kiln_domain::plan::Step`]s. Execution is dull: no decision is taken behind this trait.
+#[async_trait]
+pub trait Effects: Send + Sync + 'static {
+    /// Looks at volume, files and instance. A look that fails is an error and never "absent".
+    async fn observe(&self, record: &ProjectRecord) -> Result<Observed, EffectError>;
+
+    /// Carries out one step. A start answers the instance's incarnation.
+    async fn perform(&self, step: Step, record: &ProjectRecord) -> Result<Option<String>, EffectError>;
+
+    /// The daemon's last log lines; empty when there are none.
+    async fn last_words(&self, record: &ProjectRecord) -> String;
+
+    fn events(&self) -> broadcast::Receiver<InstanceEvent>;
+}
+
+#[derive(Debug, Error)]
+pub enum EffectError {
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    #[error("cannot render the daemon's configuration")]
+    Toml(#[from] TomlError),
+    #[error("cannot write {path}")]
+    Write { path: String, #[source] source: std::io::Error },
+    #[error("cannot put the network policy in force, so nothing is started")]
+    Network(#[source] crate::host::network::NetworkError),
+    #[error("the daemon of {key} did not answer within {} s; its last words:\n{log}", .after.as_secs())]
+    NotServing { key: Key, after: Duration, log: String, #[source] source: ProbeError },
+    #[error("the daemon of {key} went away while it was starting; its last words:\n{log}")]
+    Exited { key: Key, log: String },
+    #[error("gave up after {} s: {step}", .after.as_secs())]
+    TimedOut { step: &'static str, after: Duration },
+}
+
+impl EffectError {
+    /// Whether the same request may succeed later without anybody changing anything.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Runtime(error) => error.is_retryable(),
+            Self::Volume(VolumeError::Busy { .. }) | Self::TimedOut { .. } | Self::NotServing { .. } => true,
+            _ => false,
+        }
+    }
+
+    pub fn timed_out(&self) -> bool {
+        matches!(self, Self::TimedOut { .. } | Self::NotServing { .. } | Self::Runtime(RuntimeError::TimedOut { .. }))
+    }
+
+    /// The error and its causes in one line (W13: our own words, no command lines).
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let next = error.to_string();
+            if !text.contains(&next) {
+                text = format!("{text}: {next}");
+            }
+            cause = error.source();
+        }
+        text
+    }
+}
+
+/// How long each step may take before it is given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepDeadlines {
+    pub observe: Duration,
+    pub create_volume: Duration,
+    pub write_files: Duration,
+    pub create_instance: Duration,
+    pub start_instance: Duration,
+    /// From the start of the wait to the daemon's first answer.
+    pub await_serving: Duration,
+    /// How long a graceful stop may drain before it is forced.
+    pub drain: Duration,
+}
+
+impl StepDeadlines {
+    /// For what a stop needs beyond its drain: the force, and the runtime's own bookkeeping.
+    const STOP_MARGIN: Duration = Duration::from_secs(30);
+
+    pub fn of(&self, step: Step) -> Duration {
+        match step {
+            Step::CreateVolume => self.create_volume,
+            Step::WriteFiles => self.write_files,
+            Step::CreateInstance => self.create_instance,
+            Step::StartInstance => self.start_instance,
+            Step::AdoptInstance => self.observe,
+            Step::AwaitServing => self.await_serving + Duration::from_secs(5),
+            Step::StopInstance(_) | Step::DestroyInstance => self.drain + Self::STOP_MARGIN,
+        }
+    }
+}
+
+impl Default for StepDeadlines {
+    fn default() -> Self {
+        Self {
+            observe: Duration::from_secs(15),
+            create_volume: Duration::from_secs(60),
+            write_files: Duration::from_secs(15),
+            create_instance: Duration::from_secs(120),
+            start_instance: Duration::from_secs(60),
+            await_serving: Duration::from_secs(60),
+            drain: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! [`Projects`]: how everybody else asks for a daemon.
+
+use std::collections::HashMap;
+use std::net::SocketAddrV4;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, ProjectRecord, Timestamp};
+use kiln_wire::{Credential, LeaseView, ProjectView, RouteResponse};
+use thiserror::Error;
+use tokio::sync::{broadcast, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::answer::{Addressing, Routed};
+use super::effects::{Effects, StepDeadlines};
+use super::registry::{Registry, Shared, WorkerHandle};
+use super::waiting::Refusal;
+use super::worker::{Message, StopRefusal};
+use crate::clock::Clock;
+use crate::entropy::{Entropy, NoEntropy};
+use crate::gateway::{Directory, Door, NoDoor};
+use crate::host::InstanceEvent;
+use crate::pki::{Pki, PkiError};
+use crate::store::{Store, StoreError};
+
+/// A worker that goes just as a message arrives loses it; asking again finds or makes the next one. Twice in a row is
+/// already unlikely.
+const TRIES: usize = 5;
+
+pub struct ProjectsConfig {
+    pub policy: Policy,
+    pub deadlines: StepDeadlines,
+    pub addresses: AddressPool,
+    pub addressing: Addressing,
+    /// The daemons' port, on each daemon's own address.
+    pub daemon_port: u16,
+    /// How long `/route` waits for a daemon.
+    pub route_wait: Duration,
+    /// How long a parked gateway connection waits; below the 20 s that buildx itself waits for a daemon.
+    pub connect_wait: Duration,
+    /// Whether untrusted builds can be kept apart on this host, and why not.
+    pub untrusted: Result<(), String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RouteOptions {
+    pub untrusted: bool,
+    pub credential: bool,
+}
+
+#[derive(Debug, Error)]
+pub enum RouteError {
+    #[error("untrusted builds are refused: {0}")]
+    Untrusted(String),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("{text}")]
+    Failed { text: String, retryable: bool, timed_out: bool },
+    #[error("daemon not ready: gave up after {} s; it is {phase}, because {reason}", .after.as_secs())]
+    NotReady { after: Duration, phase: String, reason: String },
+    #[error("cannot make a credential for {key}")]
+    Credential { key: Key, #[source] source: PkiError },
+    #[error(transparent)]
+    Entropy(#[from] NoEntropy),
+    #[error("kilnd is shutting down")]
+    Closing,
+}
+
+impl From<Refusal> for RouteError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Failed { text: refusal.text, retryable: refusal.retryable, timed_out: refusal.timed_out }
+    }
+}
+
+#[derive(Debug, Error)]
+pub enum StopError {
+    #[error("there is no project {0}")]
+    Unknown(Key),
+    #[error("{key} is busy: {need}")]
+    Busy { key: Key, need: String },
+    #[error("{text}")]
+    Failed { text: String },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("gave up after {} s waiting for {key} to stop", .after.as_secs())]
+    TimedOut { key: Key, after: Duration },
+}
+
+/// A cheap handle on all projects.
+#[derive(Clone)]
+pub struct Projects {
+    shared: Arc<Shared>,
+    registry: Registry,
+    config: Arc<ProjectsConfig>,
+    pki: Pki,
+    entropy: Arc<dyn Entropy>,
+}
+
+/// What the heart stands on; tests bring their own.
+pub struct Foundations {
+    pub store: Store,
+    pub effects: Arc<dyn Effects>,
+    pub pki: Pki,
+    pub clock: Arc<dyn Clock>,
+    pub entropy: Arc<dyn Entropy>,
+}
+
+impl Projects {
+    pub fn new(config: ProjectsConfig, foundations: Foundations) -> Self {
+        let Foundations { store, effects, pki, clock, entropy } = foundations;
+        let (policy, deadlines, addresses) = (config.policy, config.deadlines, config.addresses);
+        let shared = Shared { store, effects, clock, policy, deadlines, addresses };
+        Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), pki, entropy }
+    }
+
+    /// Takes up what was going on when Kiln last ran, then listens to the runtime until `shutdown`.
+    pub async fn run(&self, shutdown: CancellationToken) -> Result<(), StoreError> {
+        // Before the first look, so that nothing that happens after it goes unheard.
+        let events = self.shared.effects.events();
+        for record in self.shared.store.active_projects().await? {
+            self.registry.worker(&self.shared, &record.key, None).await?;
+        }
+        tokio::select! {
+            () = self.listen(events) => {}
+            () = shutdown.cancelled() => {}
+        }
+        Ok(())
+    }
+
+    async fn listen(&self, mut events: broadcast::Receiver<InstanceEvent>) {
+        loop {
+            let workers = match events.recv().await {
+                Ok(InstanceEvent::Changed(key)) => self.registry.get(&key).into_iter().collect(),
+                Ok(InstanceEvent::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => self.registry.all(),
+                Err(broadcast::error::RecvError::Closed) => return,
+            };
+            for WorkerHandle { mailbox, .. } in workers {
+                // A worker that has gone has nothing running.
+                let _ = mailbox.send(Message::InstanceChanged).await;
+            }
+        }
+    }
+
+    /// A daemon that answers, and a lease on it that is on disk. Waits for the daemon if need be.
+    pub async fn route(&self, spec: BuildSpec, options: RouteOptions) -> Result<Routed, RouteError> {
+        self.check_lane(options.untrusted)?;
+        let key = Key::of(&spec);
+        let token = LeaseToken::from_random(self.entropy.token()?);
+        for _ in 0..TRIES {
+            let worker = self.worker(&key, &spec).await?;
+            let lease = Lease::new(token.hash(), self.shared.clock.now());
+            let (reply, answer) = oneshot::channel();
+            if worker.mailbox.send(Message::Route { spec: spec.clone(), lease, reply }).await.is_err() {
+                continue;
+            }
+            let granted = match self.wait(&worker, self.config.route_wait, answer).await? {
+                Some(answer) => answer?,
+                None => continue,
+            };
+            granted.durable.await?;
+            let response = self.config.addressing.response(&key, Some(granted.warm));
+            let routed = Routed { response, token, undelivered: granted.undelivered };
+            let credential = if options.credential { Some(self.credential(&key).await?) } else { None };
+            return Ok(routed.with_credential(credential));
+        }
+        Err(RouteError::Closing)
+    }
+
+    /// Brings a project's daemon up without waiting for it, and says whether it is up already.
+    pub async fn prewarm(&self, spec: BuildSpec, untrusted: bool) -> Result<RouteResponse, RouteError> {
+        // An untrusted caller has no business with the trusted daemon (W5).
+        self.check_lane(untrusted)?;
+        let key = Key::of(&spec);
+        for _ in 0..TRIES {
+            let worker = self.worker(&key, &spec).await?;
+            let (reply, answer) = oneshot::channel();
+            if worker.mailbox.send(Message::Prewarm { spec: spec.clone(), reply }).await.is_err() {
+                continue;
+            }
+            if let Ok(answer) = answer.await {
+                return Ok(self.config.addressing.response(&key, answer?));
+            }
+        }
+        Err(RouteError::Closing)
+    }
+
+    /// Releases a lease; `false` if there is no such lease at that project. Costs nothing for what is unknown.
+    pub async fn complete(&self, key: &Key, token: &LeaseToken) -> Result<bool, StoreError> {
+        let Some(worker) = self.registry.get(key) else { return Ok(false) };
+        let (reply, answer) = oneshot::channel();
+        let message = Message::Complete { token: token.hash(), why: "its client said so", reply: Some(reply) };
+        if worker.mailbox.send(message).await.is_err() {
+            return Ok(false);
+        }
+        answer.await.unwrap_or(Ok(false))
+    }
+
+    pub async fn stop(&self, key: &Key) -> Result<(), StopError> {
+        let deadlines = self.shared.deadlines;
+        let after = deadlines.observe + deadlines.of(kiln_domain::Step::StopInstance(kiln_domain::plan::Stop::Force));
+        for _ in 0..TRIES {
+            let worker = self.registry.worker(&self.shared, key, None).await?;
+            let worker = worker.ok_or_else(|| StopError::Unknown(key.clone()))?;
+            let (reply, answer) = oneshot::channel();
+            if worker.mailbox.send(Message::Stop { reply }).await.is_err() {
+                continue;
+            }
+            match tokio::time::timeout(after, answer).await {
+                Ok(Ok(Ok(()))) => return Ok(()),
+                Ok(Ok(Err(StopRefusal::Busy(need)))) => return Err(StopError::Busy { key: key.clone(), need }),
+                Ok(Ok(Err(StopRefusal::Failed(text)))) => return Err(StopError::Failed { text }),
+                Ok(Err(_gone)) => {}
+                Err(_elapsed) => return Err(StopError::TimedOut { key: key.clone(), after }),
+            }
+        }
+        Err(StopError::TimedOut { key: key.clone(), after })
+    }
+
+    pub async fn list(&self) -> Result<Vec<ProjectView>, StoreError> {
+        let records = self.shared.store.projects().await?;
+        let mut leases: HashMap<Key, Vec<Lease>> = HashMap::new();
+        for (key, lease) in self.shared.store.all_leases().await? {
+            leases.entry(key).or_default().push(lease);
+        }
+        Ok(records.iter().map(|r| self.view(r, leases.get(&r.key).map_or(&[], Vec::as_slice))).collect())
+    }
+
+    pub async fn show(&self, key: &Key) -> Result<Option<ProjectView>, StoreError> {
+        let Some(record) = self.shared.store.project(key).await? else { return Ok(None) };
+        let leases = self.shared.store.leases(key).await?;
+        Ok(Some(self.view(&record, &leases)))
+    }
+
+    /// How many projects have a worker now.
+    pub fn workers(&self) -> usize {
+        self.registry.all().len()
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.shared.store
+    }
+
+    async fn worker(&self, key: &Key, spec: &BuildSpec) -> Result<WorkerHandle, RouteError> {
+        let worker = self.registry.worker(&self.shared, key, Some(spec)).await?;
+        worker.ok_or(RouteError::Closing)
+    }
+
+    /// The worker's answer; `None` if the worker went away. The end of the wait says where the project stands.
+    async fn wait<T>(
+        &self,
+        worker: &WorkerHandle,
+        after: Duration,
+        answer: oneshot::Receiver<T>,
+    ) -> Result<Option<T>, RouteError> {
+        match tokio::time::timeout(after, answer).await {
+            Ok(answer) => Ok(answer.ok()),
+            Err(_elapsed) => {
+                let status = worker.status.borrow().clone();
+                let phase = status.step.map_or_else(|| status.phase.to_string(), |s| format!("busy with: {s}"));
+                Err(RouteError::NotReady { after, phase, reason: status.reason })
+            }
+        }
+    }
+
+    fn check_lane(&self, untrusted: bool) -> Result<(), RouteError> {
+        match &self.config.untrusted {
+            Err(why) if untrusted => Err(RouteError::Untrusted(why.clone())),
+            _ => Ok(()),
+        }
+    }
+
+    async fn credential(&self, key: &Key) -> Result<Credential, RouteError> {
+        let now = self.shared.clock.now();
+        let not_after = now.plus(self.config.policy.lease.max_build_age);
+        let failed = |source| RouteError::Credential { key: key.clone(), source };
+        self.pki.issue_credential(key, now, not_after).await.map_err(failed)
+    }
+
+    fn view(&self, record: &ProjectRecord, leases: &[Lease]) -> ProjectView {
+        let worker = self.registry.get(&record.key);
+        let status = worker.as_ref().map(|worker| worker.status.borrow().clone());
+        let phase = status.as_ref().map_or(&record.phase, |status| &status.phase);
+        let connections = worker.as_ref().map_or(0, |worker| worker.connections.count());
+        ProjectView {
+            key: record.key.to_string(),
+            repo: record.spec.repo.to_string(),
+            name: record.spec.name.clone(),
+            target: record.spec.target.clone(),
+            arch: record.spec.arch.to_string(),
+            phase: phase.name().to_owned(),
+            reason: status.map(|status| status.reason).unwrap_or_default(),
+            generation: record.generation.get(),
+            address: SocketAddrV4::new(record.address, self.config.daemon_port).to_string(),
+            server_name: record.key.server_name(&self.config.addressing.domain),
+            connections: connections as u64,
+            leases: leases.iter().map(lease_view).collect(),
+            created: rfc3339(record.created),
+            last_activity: rfc3339(record.last_activity),
+        }
+    }
+}
+
+#[async_trait]
+impl Directory for Projects {
+    async fn open(&self, key: &Key) -> Result<Door, NoDoor> {
+        for _ in 0..TRIES {
+            let worker = self.registry.worker(&self.shared, key, None).await;
+            let worker = worker.map_err(|error| NoDoor::Unavailable(error.to_string()))?.ok_or(NoDoor::Unknown)?;
+            let (reply, answer) = oneshot::channel();
+            if worker.mailbox.send(Message::Connect { reply }).await.is_err() {
+                continue;
+            }
+            let answer = self.wait(&worker, self.config.connect_wait, answer).await;
+            match answer.map_err(|error| NoDoor::Unavailable(error.to_string()))? {
+                Some(Ok((warm, held))) => {
+                    let address = SocketAddrV4::new(warm.address, self.config.daemon_port);
+                    return Ok(Door { address, held: Box::new(held) });
+                }
+                Some(Err(refusal)) => return Err(NoDoor::Unavailable(refusal.text)),
+                None => {}
+            }
+        }
+        Err(NoDoor::Unavailable("kilnd is shutting down".to_owned()))
+    }
+}
+
+fn lease_view(lease: &Lease) -> LeaseView {
+    LeaseView {
+        id: lease.token.as_str().to_owned(),
+        created: rfc3339(lease.created),
+        renewed: rfc3339(lease.renewed),
+    }
+}
+
+/// RFC 3339 in UTC; the epoch for what no calendar holds.
+pub(crate) fn rfc3339(at: Timestamp) -> String {
+    jiff::Timestamp::from_millisecond(at.as_millis()).unwrap_or(jiff::Timestamp::UNIX_EPOCH).to_string()
+}

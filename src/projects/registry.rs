@@ -1,0 +1,129 @@
+//! Key → worker. A worker is in here for as long as it lives.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kiln_domain::{AddressPool, BuildSpec, Key, Policy};
+use tokio::sync::{mpsc, watch};
+
+use super::effects::{Effects, StepDeadlines};
+use super::waiting::Connections;
+use super::worker::{Message, Status, Worker};
+use crate::clock::Clock;
+use crate::store::{Store, StoreError};
+
+/// Requests that may wait in a worker's mailbox. A worker empties it without waiting for the host, so that this is
+/// reached only when requests come faster than the store takes leases; then callers wait their turn here.
+const MAILBOX_DEPTH: usize = 1024;
+
+/// What every worker needs.
+pub(super) struct Shared {
+    pub(super) store: Store,
+    pub(super) effects: Arc<dyn Effects>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) policy: Policy,
+    pub(super) deadlines: StepDeadlines,
+    pub(super) addresses: AddressPool,
+}
+
+/// A worker's address.
+#[derive(Clone)]
+pub(super) struct WorkerHandle {
+    pub(super) mailbox: mpsc::Sender<Message>,
+    pub(super) status: watch::Receiver<Status>,
+    pub(super) connections: Connections,
+}
+
+/// The worker's side of its [`WorkerHandle`].
+pub(super) struct Desk {
+    pub(super) mailbox: mpsc::Receiver<Message>,
+    /// To hand out to those who will have to tell the worker something.
+    pub(super) own_mailbox: mpsc::Sender<Message>,
+    pub(super) status: watch::Sender<Status>,
+    pub(super) connections: Connections,
+}
+
+#[derive(Clone, Default)]
+pub(super) struct Registry(Arc<Mutex<HashMap<Key, WorkerHandle>>>);
+
+impl Registry {
+    fn workers(&self) -> std::sync::MutexGuard<'_, HashMap<Key, WorkerHandle>> {
+        // The map is whole between any two operations, so a panic elsewhere cannot have torn it.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn get(&self, key: &Key) -> Option<WorkerHandle> {
+        self.workers().get(key).cloned()
+    }
+
+    pub(super) fn all(&self) -> Vec<WorkerHandle> {
+        self.workers().values().cloned().collect()
+    }
+
+    /// Called by a worker that has nothing left to do: `false` if a message came in at the last moment.
+    pub(super) fn remove_if_idle(&self, key: &Key, mailbox: &mpsc::Receiver<Message>) -> bool {
+        let mut workers = self.workers();
+        if !mailbox.is_empty() {
+            return false;
+        }
+        workers.remove(key);
+        true
+    }
+
+    /// The worker of `key`, made if there is none. `Ok(None)`: there is no such project, and no `spec` to make it from.
+    ///
+    /// The new worker is in the registry before its record is read, so a second caller finds it and does not read a
+    /// record that the first is about to change.
+    pub(super) async fn worker(
+        &self,
+        shared: &Arc<Shared>,
+        key: &Key,
+        spec: Option<&BuildSpec>,
+    ) -> Result<Option<WorkerHandle>, StoreError> {
+        if let Some(worker) = self.get(key) {
+            return Ok(Some(worker));
+        }
+        let known = match spec {
+            Some(spec) => {
+                shared.store.create_project(spec, shared.addresses, shared.clock.now()).await?;
+                true
+            }
+            None => shared.store.project(key).await?.is_some(),
+        };
+        Ok(known.then(|| self.spawn(shared, key)))
+    }
+
+    fn spawn(&self, shared: &Arc<Shared>, key: &Key) -> WorkerHandle {
+        let mut workers = self.workers();
+        if let Some(worker) = workers.get(key) {
+            return worker.clone();
+        }
+        let (own_mailbox, mailbox) = mpsc::channel(MAILBOX_DEPTH);
+        let unread = Status { phase: kiln_domain::Phase::Idle, reason: String::new(), step: Some("read its record") };
+        let (status, seen) = watch::channel(unread);
+        let connections = Connections::default();
+        let worker =
+            WorkerHandle { mailbox: own_mailbox.clone(), status: seen, connections: connections.clone() };
+        workers.insert(key.clone(), worker.clone());
+        let desk = Desk { mailbox, own_mailbox, status, connections };
+        tokio::spawn(Self::live(self.clone(), Arc::clone(shared), key.clone(), desk));
+        worker
+    }
+
+    async fn live(self, shared: Arc<Shared>, key: Key, desk: Desk) {
+        let read = async {
+            let record = shared.store.project(&key).await?;
+            let leases = shared.store.leases(&key).await?;
+            Ok::<_, StoreError>(record.map(|record| (record, leases)))
+        };
+        match read.await {
+            Ok(Some((record, leases))) => Worker::new(shared, self, desk, record, leases).work().await,
+            // Whoever waits sees its reply dropped and asks again.
+            Ok(None) => drop(self.workers().remove(&key)),
+            Err(error) => {
+                tracing::error!(%key, %error, "cannot read a project");
+                self.workers().remove(&key);
+            }
+        }
+    }
+}

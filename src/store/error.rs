@@ -1,0 +1,87 @@
+//! What can go wrong with the store, once it is open and while it is opened.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kiln_domain::{AddressPool, BuildSpec, Key};
+use thiserror::Error;
+
+/// Why a read or a write did not happen. A write whose answer is an error is not in the file, with one exception that
+/// no database can rule out: when the disk fails in the middle of a commit, what it kept is known after a restart only.
+#[derive(Debug, Clone, Error)]
+pub enum StoreError {
+    /// K1: two identities with one key are never given one daemon.
+    #[error(
+        "key {key} belongs to repo {:?} name {:?} target {:?} arch {}; another build must not share its cache: \
+         give this one another name",
+        .stored.repo.as_str(), .stored.name, .stored.target, .stored.arch
+    )]
+    OtherIdentity { key: Key, stored: Box<BuildSpec> },
+    #[error("no address is free in {pool}, which has room for {} projects: widen the range", .pool.size())]
+    NoAddress { pool: AddressPool },
+    #[error("there is no project {key} in the database")]
+    UnknownProject { key: Key },
+    #[error("the database has {waiting} writes waiting and takes no more: try again in a second")]
+    WritesWaiting { waiting: usize },
+    #[error("no connection to the database became free within {seconds} s: try again in a second")]
+    ReadsWaiting { seconds: u64 },
+    #[error("the database is closed")]
+    Closed,
+    #[error("cannot {doing}")]
+    Sqlite {
+        doing: &'static str,
+        #[source]
+        source: Arc<rusqlite::Error>,
+    },
+    /// Only somebody else's hand can have written this.
+    #[error("the database holds {found:?} as {column}, which Kiln never writes: restore it from a copy")]
+    Nonsense { column: &'static str, found: String },
+}
+
+impl StoreError {
+    /// Whether the same call may succeed later without anybody changing anything.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::WritesWaiting { .. } | Self::ReadsWaiting { .. })
+    }
+
+    pub(super) fn sqlite(doing: &'static str) -> impl Fn(rusqlite::Error) -> Self {
+        move |source| Self::Sqlite { doing, source: Arc::new(source) }
+    }
+}
+
+/// Why the database cannot be used. Nothing was changed when it is refused.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    #[error(
+        "cannot keep the database in {directory}: {why}; make the directory, owned by the user kilnd runs as, mode 0700"
+    )]
+    Directory { directory: PathBuf, why: String },
+    #[error(
+        "{path} is held by another kilnd{}: stop that one first, or give this one another state directory",
+        .pid.map_or_else(String::new, |pid| format!(" (process {pid})"))
+    )]
+    Held { path: PathBuf, pid: Option<u32> },
+    #[error(
+        "{path} was written by a newer Kiln: its schema is version {found}, this one knows {known}; \
+         install the newer Kiln again, or go back to the copy {path}.before-{}", .known + 1
+    )]
+    Newer { path: String, found: i64, known: i64 },
+    #[error("{path} is a SQLite database of another program: give kilnd another state directory")]
+    Foreign { path: PathBuf },
+    #[error("{path} is damaged: {detail}; {remedy}")]
+    Corrupt { path: PathBuf, detail: String, remedy: &'static str },
+    #[error("cannot {doing} {path}")]
+    Io {
+        doing: &'static str,
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("cannot {doing} {path}")]
+    Sqlite {
+        doing: &'static str,
+        path: PathBuf,
+        #[source]
+        source: rusqlite::Error,
+    },
+}

@@ -1,0 +1,55 @@
+//! One kilnd per database, for as long as it runs.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::OpenError;
+
+/// Held until dropped, and by the kernel no longer than the process lives: a killed kilnd leaves no stale lock.
+///
+/// The file stays when the lock goes. Removing it would let two processes lock two files of the same name.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    pub(super) fn acquire(database: &Path) -> Result<Self, OpenError> {
+        let path = beside(database, ".lock");
+        let io = |doing| {
+            let path = path.clone();
+            move |source| OpenError::Io { doing, path, source }
+        };
+        let mut file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(io("open the lock file"))?;
+        if let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            if error != rustix::io::Errno::WOULDBLOCK {
+                return Err(io("lock")(error.into()));
+            }
+            // Empty for the moment between another's lock and its note; the number only helps a reader of the error.
+            let mut note = String::new();
+            let _ = file.take(32).read_to_string(&mut note);
+            return Err(OpenError::Held { path: database.to_owned(), pid: note.trim().parse().ok() });
+        }
+        file.set_len(0).and_then(|()| file.rewind()).map_err(io("write the lock file"))?;
+        writeln!(file, "{}", std::process::id()).map_err(io("write the lock file"))?;
+        Ok(Self { _file: file })
+    }
+}
+
+/// `<path><suffix>`.
+pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}

@@ -1,0 +1,51 @@
+//! The store over a real file in a directory of its own.
+
+mod durability;
+mod opening;
+mod writing;
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Timestamp};
+use tempfile::TempDir;
+
+use super::{NewEvent, Store};
+
+const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
+
+const POOL: AddressPool = AddressPool { first: Ipv4Addr::new(10, 83, 0, 2), last: Ipv4Addr::new(10, 83, 255, 254) };
+
+struct Place {
+    directory: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { directory: TempDir::new().expect("a temporary directory") }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("kiln.db")
+    }
+
+    fn open(&self) -> Store {
+        Store::open(&self.path()).expect("opens")
+    }
+}
+
+fn spec(number: usize) -> BuildSpec {
+    BuildSpec::new(&format!("github.com/org/repo{number}"), "", "", "amd64").expect("valid")
+}
+
+fn key(number: usize) -> Key {
+    Key::of(&spec(number))
+}
+
+fn lease(number: u64) -> Lease {
+    Lease::new(LeaseToken::from_random(number.to_be_bytes()).hash(), NOW)
+}
+
+fn event(text: &str) -> NewEvent {
+    NewEvent { at: NOW, key: None, kind: "test", text: text.to_owned() }
+}
