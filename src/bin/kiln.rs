@@ -1,1 +1,5 @@
-fn main() {}
+//! The `kiln` command; see `kiln::cli`.
+
+fn main() -> std::process::ExitCode {
+    kiln::cli::main()
+}

@@ -1,1 +1,106 @@
-//! See the room's first commit.
+//! The `kiln` command: a client of kilnd's API, and the front of `buildx build`.
+//!
+//! * `split` and `identity` are pure or nearly so: which words belong to kiln and which to buildx, and which project a
+//!   build belongs to.
+//! * `client` speaks HTTP to kilnd; every call has a deadline and every error names a remedy.
+//! * `build` is `kiln build`: route → credential in a `private` directory → `buildx` → release, whatever happens.
+//! * `show` prints: tables for people, `--json` for programs.
+//!
+//! Promises: the exit code of buildx is passed through; a routed build is always released, also after a signal; no key
+//! is ever written where others could read it, and none stays behind; answers go to stdout, everything else to stderr.
+//!
+//! | exit code | meaning |
+//! |---|---|
+//! | 64 | the command line is wrong |
+//! | 69 | kilnd, buildx or git is not there |
+//! | 1 | everything else |
+//! | 128 + n | ended by signal n |
+//!
+//! What must not be here: decisions about daemons, anything that only works on the machine kilnd runs on.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser as _};
+
+mod args;
+mod build;
+mod buildx;
+mod client;
+mod error;
+mod events;
+mod identity;
+mod node_id;
+mod print;
+mod private;
+mod show;
+mod signals;
+mod split;
+mod waiting;
+
+pub use args::ImageBuildArgs;
+use args::{Cli, ImageVerb, Verb};
+use client::Client;
+use error::{CliError, USAGE};
+use print::Printer;
+
+/// Runs the command line of this process and returns its exit code.
+pub fn main() -> ExitCode {
+    let words = split::arrange(std::env::args_os().collect());
+    match Cli::try_parse_from(words) {
+        Ok(cli) => run(cli),
+        Err(error) => {
+            // Help and version come as errors too; where they cannot be printed there is nobody to tell.
+            let _ = error.print();
+            if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS }
+        }
+    }
+}
+
+fn run(cli: Cli) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("kiln: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(dispatch(cli)) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("kiln: {}", error::chain(&error));
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+async fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
+    let printer = Printer::for_stdout();
+    let client = || Client::new(&cli.connection);
+    match cli.verb {
+        Verb::Build(args) => return build::run(&client()?, &args).await,
+        Verb::Route(args) => show::route(&client()?, &printer, &args).await?,
+        Verb::Complete(args) => client()?.complete(&args.key, Some(&args.build_id)).await?,
+        Verb::Key(args) => show::key(&printer, &args)?,
+        Verb::Ps(args) => show::projects(&client()?, &printer, args.json).await?,
+        Verb::Show(args) => show::project(&client()?, &printer, &args).await?,
+        Verb::Stop(args) => show::stop(&client()?, &printer, &args).await?,
+        Verb::Events(args) => events::print(&client()?, &printer, &args).await?,
+        Verb::Image(args) => match args.verb {
+            ImageVerb::Build(_) => return Err(CliError::NotHere("kiln image build")),
+        },
+        Verb::Completions(args) => printer.text(&completions(args.shell))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn completions(shell: clap_complete::Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "kiln", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+/// A variable that is set and not empty.
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}

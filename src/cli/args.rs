@@ -1,0 +1,241 @@
+//! The command line, as clap reads it.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+use kiln_domain::Key;
+
+const EXIT_CODES: &str = "\
+Exit codes: 64 the command line is wrong; 69 kilnd, buildx or git is not there; 1 everything else;
+`kiln build` passes buildx's own exit code on, and 128 + n after signal n.";
+
+const BUILD_HELP: &str = "\
+Every other flag is buildx's own and reaches `buildx build` untouched and in order; see `buildx build --help`.
+Its --target is also part of the project's key; --builder is kiln's to choose.
+
+Environment: KILN_BUILDX, the buildx program to use (default: `buildx` on PATH, else `docker buildx`).";
+
+/// Routes builds to warm BuildKit daemons.
+#[derive(Debug, Parser)]
+#[command(name = "kiln", version, after_help = EXIT_CODES, max_term_width = 100, infer_subcommands = false)]
+pub(super) struct Cli {
+    #[command(flatten)]
+    pub(super) connection: Connection,
+    #[command(subcommand)]
+    pub(super) verb: Verb,
+}
+
+/// Where kilnd is.
+#[derive(Debug, Args)]
+pub(super) struct Connection {
+    /// kilnd's unix socket
+    #[arg(long, global = true, value_name = "PATH", env = "KILN_SOCKET", default_value = "/run/kiln/kiln.sock")]
+    pub(super) socket: PathBuf,
+    /// kilnd's address as http://HOST:PORT; wins over --socket
+    #[arg(long, global = true, value_name = "URL", env = "KILN_URL")]
+    pub(super) url: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Verb {
+    /// Build on the project's warm daemon, with any flag of `buildx build`
+    #[command(after_help = BUILD_HELP, override_usage = "kiln build [OPTIONS] [BUILDX FLAGS] PATH | URL | -")]
+    Build(BuildArgs),
+    /// Ask for a daemon, and print how to reach it
+    Route(RouteArgs),
+    /// Release the daemon that a route promised
+    Complete(CompleteArgs),
+    /// Print a project's key, without asking kilnd
+    Key(KeyArgs),
+    /// List the projects
+    Ps(JsonArg),
+    /// Show one project
+    Show(KeyArg),
+    /// Stop a project's daemon; its cache stays
+    Stop(KeyArg),
+    /// Print what happened, and with --follow what happens
+    Events(EventsArgs),
+    /// Container images that daemons run in
+    Image(ImageArgs),
+    /// Print a completion script
+    Completions(CompletionsArgs),
+}
+
+/// Which project a build belongs to; its target comes from elsewhere.
+#[derive(Debug, Args)]
+pub(super) struct Identity {
+    /// The repository, in any spelling [default: the context's git remote `origin`]
+    #[arg(long, env = "KILN_REPO")]
+    pub(super) repo: Option<String>,
+    /// A component of a monorepo
+    #[arg(long, env = "KILN_NAME", default_value = "", hide_default_value = true)]
+    pub(super) name: String,
+    /// amd64 or arm64 [default: this machine's]
+    #[arg(long, env = "KILN_ARCH")]
+    pub(super) arch: Option<String>,
+}
+
+/// How a route is asked for.
+#[derive(Debug, Args)]
+pub(super) struct Asking {
+    /// The build runs code that nobody has reviewed
+    #[arg(long, env = "KILN_UNTRUSTED", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(super) untrusted: bool,
+    /// How long to wait for the daemon: 90s, 5m
+    #[arg(long, value_name = "SPAN", env = "KILN_WAIT", default_value = "5m", value_parser = span)]
+    pub(super) wait: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct BuildArgs {
+    #[command(flatten)]
+    pub(super) identity: Identity,
+    #[command(flatten)]
+    pub(super) asking: Asking,
+    /// Print the commands, ask for nothing, build nothing
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// What `buildx build` is given
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "BUILDX ARGUMENTS", hide = true)]
+    pub(super) buildx: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct KeyArgs {
+    #[command(flatten)]
+    pub(super) identity: Identity,
+    /// The Dockerfile target
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub(super) target: String,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Whose git remote names the repository
+    #[arg(value_name = "PATH")]
+    pub(super) context: Option<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct RouteArgs {
+    #[command(flatten)]
+    pub(super) project: KeyArgs,
+    #[command(flatten)]
+    pub(super) asking: Asking,
+    /// Ask for a credential, and write ca.pem, cert.pem and key.pem into this directory
+    #[arg(long, value_name = "DIR")]
+    pub(super) credential: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct CompleteArgs {
+    pub(super) key: Key,
+    /// As the route answered it
+    #[arg(env = "KILN_BUILD_ID", hide_env_values = true)]
+    pub(super) build_id: String,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct JsonArg {
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct KeyArg {
+    pub(super) key: Key,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct EventsArgs {
+    /// Stay, and print what comes
+    #[arg(long, short)]
+    pub(super) follow: bool,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ImageArgs {
+    #[command(subcommand)]
+    pub(super) verb: ImageVerb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ImageVerb {
+    /// Make the image from Debian's packages, buildkitd and kiln-init, and give it to Incus
+    Build(ImageBuildArgs),
+}
+
+/// What `kiln image build` makes the image from, and where it puts it.
+#[derive(Debug, Args)]
+pub struct ImageBuildArgs {
+    /// The buildkitd to put into it
+    #[arg(long, value_name = "PATH")]
+    pub buildkitd: PathBuf,
+    /// The kiln-init to put into it
+    #[arg(long, value_name = "PATH")]
+    pub init: PathBuf,
+    /// Incus's unix socket
+    #[arg(long, value_name = "PATH", default_value = "/var/lib/incus/unix.socket")]
+    pub incus_socket: PathBuf,
+    /// The Incus project that gets the image
+    #[arg(long, value_name = "NAME", default_value = "kiln")]
+    pub incus_project: String,
+    /// The image's alias
+    #[arg(long, value_name = "NAME", default_value = "kiln")]
+    pub alias: String,
+    /// Where packages and finished images are kept between runs
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct CompletionsArgs {
+    pub(super) shell: Shell,
+}
+
+/// `90`, `90s`, `5m`, `1h`: at least a second, at most a day.
+fn span(text: &str) -> Result<Duration, String> {
+    let (digits, factor) = match text.strip_suffix(['s', 'm', 'h']) {
+        Some(digits) if text.ends_with('m') => (digits, 60),
+        Some(digits) if text.ends_with('h') => (digits, 3600),
+        Some(digits) => (digits, 1),
+        None => (text, 1),
+    };
+    let seconds = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor));
+    match seconds {
+        Some(seconds @ 1..=86_400) => Ok(Duration::from_secs(seconds)),
+        _ => Err("write it as 90s, 5m or 1h, between 1s and 24h".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn spans() {
+        assert_eq!(span("90"), Ok(Duration::from_secs(90)));
+        assert_eq!(span("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(span("5m"), Ok(Duration::from_mins(5)));
+        assert_eq!(span("24h"), Ok(Duration::from_hours(24)));
+        for text in ["", "s", "-1s", "0", "1.5m", "25h", "5 m", "99999999999999999999h", "5M"] {
+            assert!(span(text).is_err(), "{text:?} was taken");
+        }
+    }
+}

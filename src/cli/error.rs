@@ -1,0 +1,77 @@
+//! What can go wrong for a user of the command, and the exit code it ends with.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::io;
+use std::path::PathBuf;
+
+use kiln_domain::spec::SpecError;
+use thiserror::Error;
+
+use super::client::ClientError;
+use super::identity::IdentityError;
+
+/// From sysexits.h.
+pub(super) const USAGE: u8 = 64;
+pub(super) const UNAVAILABLE: u8 = 69;
+
+#[derive(Debug, Error)]
+pub(super) enum CliError {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    #[error(
+        "--builder cannot be given: kiln makes a builder for the project's daemon; use `buildx build` for another one"
+    )]
+    Builder,
+    #[error(
+        "found no buildx: install Debian's docker-buildx or Docker's buildx plugin, or name the program in KILN_BUILDX"
+    )]
+    NoBuildx,
+    #[error("KILN_BUILDX names {}, which is not a program that can be run", .0.display())]
+    BadBuildx(PathBuf),
+    #[error("cannot run {program}")]
+    Spawn { program: String, source: io::Error },
+    #[error("cannot make a builder: `buildx create` ended with {status}: {stderr}")]
+    BuilderCreate { status: String, stderr: String },
+    #[error("cannot {doing} {}", .path.display())]
+    File { doing: &'static str, path: PathBuf, source: io::Error },
+    #[error("cannot listen for signals")]
+    Signals(#[source] io::Error),
+    #[error("cannot write to stdout")]
+    Stdout(#[source] io::Error),
+    #[error("kilnd answered the route without a credential: it may be older than this client")]
+    NoCredential,
+    #[error("kilnd answered with the endpoint {0:?}, which is not tcp://HOST:PORT")]
+    Endpoint(String),
+    #[error("{0} is not part of this kiln")]
+    NotHere(&'static str),
+}
+
+impl CliError {
+    pub(super) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Builder | Self::Spec(_) => USAGE,
+            Self::Identity(error) if error.is_usage() => USAGE,
+            Self::Client(ClientError::BadUrl { .. }) => USAGE,
+            Self::NoBuildx | Self::BadBuildx(_) | Self::Spawn { .. } | Self::NotHere(_) => UNAVAILABLE,
+            Self::Identity(_) => UNAVAILABLE,
+            Self::Client(error) if error.is_unavailable() => UNAVAILABLE,
+            _ => 1,
+        }
+    }
+}
+
+/// The error and what caused it, on one line.
+pub(super) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let _ = write!(text, ": {error}");
+        cause = error.source();
+    }
+    text.trim_end().replace('\n', " | ")
+}

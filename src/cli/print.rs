@@ -1,0 +1,119 @@
+//! Printing answers: aligned, coloured only for a terminal, JSON when asked.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _, Write as _};
+
+use serde::Serialize;
+
+use super::CliError;
+
+/// Where answers go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Printer {
+    colour: bool,
+}
+
+impl Printer {
+    pub(super) fn for_stdout() -> Self {
+        let dumb = super::variable("TERM").is_some_and(|term| term == "dumb");
+        Self { colour: io::stdout().is_terminal() && !dumb && super::variable("NO_COLOR").is_none() }
+    }
+
+    /// Whoever stops reading (`kiln ps | head`) has had enough: that is no error.
+    pub(super) fn text(&self, text: &str) -> Result<(), CliError> {
+        let mut stdout = io::stdout().lock();
+        match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CliError::Stdout(error)),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn json<T: Serialize>(&self, value: &T) -> Result<(), CliError> {
+        let text = serde_json::to_string_pretty(value).map_err(|error| CliError::Stdout(error.into()))?;
+        self.text(&format!("{text}\n"))
+    }
+
+    pub(super) fn json_line<T: Serialize>(&self, value: &T) -> Result<(), CliError> {
+        let text = serde_json::to_string(value).map_err(|error| CliError::Stdout(error.into()))?;
+        self.text(&format!("{text}\n"))
+    }
+
+    /// Rows below a heading; columns as wide as their widest cell.
+    pub(super) fn table<const N: usize>(&self, heading: [&str; N], rows: &[[String; N]]) -> Result<(), CliError> {
+        self.text(&table(heading, rows, self.colour))
+    }
+
+    /// `name  value` lines; those without a value are left out.
+    pub(super) fn fields(&self, fields: &[(&str, String)]) -> Result<(), CliError> {
+        let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let mut text = String::new();
+        for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
+            let _ = writeln!(text, "{name:width$}  {}", plain(value).replace('\n', &format!("\n{:width$}  ", "")));
+        }
+        self.text(&text)
+    }
+}
+
+fn table<const N: usize>(heading: [&str; N], rows: &[[String; N]], colour: bool) -> String {
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| plain(cell)).collect()).collect();
+    let mut widths = heading.map(str::len);
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let heading: Vec<String> = heading.iter().map(|&cell| cell.to_owned()).collect();
+    let mut text =
+        line(&heading, &widths, |cell| if colour { format!("\x1b[1m{cell}\x1b[0m") } else { cell.to_owned() });
+    for row in &rows {
+        text += &line(row, &widths, |cell| if colour { painted(cell) } else { cell.to_owned() });
+    }
+    text
+}
+
+fn line(cells: &[String], widths: &[usize], paint: impl Fn(&str) -> String) -> String {
+    let mut text = String::new();
+    for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
+        text += &paint(cell);
+        if index + 1 < cells.len() {
+            let _ = write!(text, "{:1$}  ", "", width - cell.chars().count());
+        }
+    }
+    format!("{}\n", text.trim_end())
+}
+
+/// Phases carry their state in colour.
+fn painted(cell: &str) -> String {
+    let code = match cell {
+        "warm" => "32",
+        "failed" => "31",
+        "provisioning" | "starting" | "draining" => "33",
+        _ => return cell.to_owned(),
+    };
+    format!("\x1b[{code}m{cell}\x1b[0m")
+}
+
+/// Text from elsewhere (a daemon's last words, say) must not steer the terminal.
+pub(super) fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_nothing_trails() {
+        let rows = [["p1".to_owned(), "warm".to_owned()], ["p22222".to_owned(), "idle\x1b[2J".to_owned()]];
+        assert_eq!(table(["KEY", "PHASE"], &rows, false), "KEY     PHASE\np1      warm\np22222  idle\u{fffd}[2J\n");
+    }
+
+    #[test]
+    fn colour_does_not_count_as_width() {
+        let rows = [["warm".to_owned(), "x".to_owned()]];
+        assert_eq!(
+            table(["PHASE", "B"], &rows, true),
+            "\x1b[1mPHASE\x1b[0m  \x1b[1mB\x1b[0m\n\x1b[32mwarm\x1b[0m   x\n"
+        );
+    }
+}

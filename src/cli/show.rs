@@ -1,0 +1,159 @@
+//! The verbs that ask kilnd and print its answer.
+
+use std::ffi::OsStr;
+
+use kiln_domain::{BuildSpec, Key, Timestamp};
+use kiln_wire::ProjectView;
+use serde::Serialize;
+
+use super::args::{KeyArg, KeyArgs, RouteArgs};
+use super::buildx::{create_arguments, quoted};
+use super::client::Client;
+use super::print::Printer;
+use super::private::{self, CredentialFiles};
+use super::{CliError, build, identity, waiting};
+use crate::clock::{Clock as _, SystemClock};
+
+/// `kiln route`.
+pub(super) async fn route(client: &Client, printer: &Printer, args: &RouteArgs) -> Result<(), CliError> {
+    let spec = spec_of(&args.project)?;
+    // Made first: a credential that cannot be kept must not be asked for.
+    if let Some(directory) = &args.credential {
+        private::make_directory(directory)?;
+    }
+    let request = build::request_of(&spec, args.asking.untrusted, args.credential.is_some());
+    let asked = client.route(&request, args.asking.wait);
+    let mut routed = waiting::with_spinner(client, &Key::of(&spec), asked).await?;
+    let mut create = String::new();
+    if let (Some(directory), Some(credential)) = (&args.credential, routed.credential.take()) {
+        let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.clone());
+        let files = CredentialFiles::write(&directory, &credential)?;
+        let name = format!("kiln-{}", routed.key);
+        let words = create_arguments(&name, &routed.endpoint, &routed.server_name, &files);
+        create = format!("docker buildx {}", quoted(&words));
+    }
+    if args.project.json {
+        return printer.json(&routed);
+    }
+    printer.fields(&[
+        ("key", routed.key.to_string()),
+        ("endpoint", routed.endpoint),
+        ("server name", routed.server_name),
+        ("build id", routed.build_id.unwrap_or_default()),
+        ("generation", routed.generation.to_string()),
+        ("ready", if routed.ready { "yes" } else { "no" }.to_owned()),
+        ("builder", create),
+    ])
+}
+
+/// `kiln key`, offline.
+pub(super) fn key(printer: &Printer, args: &KeyArgs) -> Result<(), CliError> {
+    #[derive(Serialize)]
+    struct View<'a> {
+        key: &'a Key,
+        #[serde(flatten)]
+        spec: &'a BuildSpec,
+    }
+    let spec = spec_of(args)?;
+    let key = Key::of(&spec);
+    if args.json { printer.json(&View { key: &key, spec: &spec }) } else { printer.text(&format!("{key}\n")) }
+}
+
+fn spec_of(args: &KeyArgs) -> Result<BuildSpec, CliError> {
+    identity::resolve(&args.identity, OsStr::new(&args.target), args.context.as_deref())
+}
+
+/// `kiln ps`.
+pub(super) async fn projects(client: &Client, printer: &Printer, json: bool) -> Result<(), CliError> {
+    let projects = client.projects().await?;
+    if json {
+        return printer.json(&projects);
+    }
+    let now = SystemClock.now();
+    let rows: Vec<_> = projects.iter().map(|project| row(project, now)).collect();
+    printer.table(["KEY", "PHASE", "BUILDS", "CONNECTIONS", "LAST ACTIVITY", "ARCH", "TARGET", "REPOSITORY"], &rows)
+}
+
+fn row(project: &ProjectView, now: Timestamp) -> [String; 8] {
+    let component = if project.name.is_empty() { String::new() } else { format!(" ({})", project.name) };
+    [
+        project.key.clone(),
+        project.phase.clone(),
+        project.leases.len().to_string(),
+        project.connections.to_string(),
+        age(&project.last_activity, now),
+        project.arch.clone(),
+        project.target.clone(),
+        format!("{}{component}", project.repo),
+    ]
+}
+
+/// `kiln show`.
+pub(super) async fn project(client: &Client, printer: &Printer, args: &KeyArg) -> Result<(), CliError> {
+    let project = client.project(&args.key).await?;
+    if args.json {
+        return printer.json(&project);
+    }
+    let now = SystemClock.now();
+    let since = |instant: &str| format!("{instant} ({})", age(instant, now));
+    let mut fields = vec![
+        ("key", project.key.clone()),
+        ("repository", project.repo.clone()),
+        ("name", project.name.clone()),
+        ("target", project.target.clone()),
+        ("arch", project.arch.clone()),
+        ("phase", project.phase.clone()),
+        ("reason", project.reason.clone()),
+        ("generation", project.generation.to_string()),
+        ("address", project.address.clone()),
+        ("server name", project.server_name.clone()),
+        ("connections", project.connections.to_string()),
+        ("created", since(&project.created)),
+        ("last activity", since(&project.last_activity)),
+    ];
+    for lease in &project.leases {
+        let id = lease.id.get(..12).unwrap_or(&lease.id);
+        fields.push(("build", format!("{id} since {}", since(&lease.created))));
+    }
+    printer.fields(&fields)
+}
+
+/// `kiln stop`.
+pub(super) async fn stop(client: &Client, printer: &Printer, args: &KeyArg) -> Result<(), CliError> {
+    client.stop(&args.key).await?;
+    if args.json {
+        return printer.json(&client.project(&args.key).await?);
+    }
+    printer.text(&format!("{} is stopped; its cache stays\n", args.key))
+}
+
+/// How long ago an RFC 3339 instant was; the text itself where it is none.
+fn age(instant: &str, now: Timestamp) -> String {
+    let Ok(then) = instant.parse::<jiff::Timestamp>() else { return instant.to_owned() };
+    let seconds = now.since(Timestamp::from_millis(then.as_millisecond())).as_secs();
+    match seconds {
+        0..=119 => format!("{seconds} s ago"),
+        120..=7199 => format!("{} min ago", seconds / 60),
+        7200..=172_799 => format!("{} h ago", seconds / 3600),
+        _ => format!("{} days ago", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages() {
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        let ago = |seconds: i64| {
+            let then = jiff::Timestamp::from_second(1_800_000_000 - seconds).expect("an instant");
+            age(&then.to_string(), now)
+        };
+        assert_eq!(
+            [ago(-5), ago(3), ago(600), ago(7200), ago(200_000)],
+            ["0 s ago", "3 s ago", "10 min ago", "2 h ago", "2 days ago"]
+        );
+        assert_eq!(age("soon", now), "soon");
+    }
+}
