@@ -8,16 +8,8 @@ use kiln_domain::{BuildSpec, Key, LeaseToken};
 use kiln_wire::{ProjectView, RouteResponse};
 use thiserror::Error;
 
+pub use crate::projects::RouteOptions;
 use crate::store::StoreError;
-
-/// What a build asks for besides its identity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RouteOptions {
-    /// It runs code that nobody has reviewed.
-    pub untrusted: bool,
-    /// It wants a credential in the answer.
-    pub credential: bool,
-}
 
 /// An answer that waits to be handed over. Dropped without that, it releases the lease that was made for it: nobody
 /// will ever know the token (C1, F2 of the reference's failure modes).
@@ -115,7 +107,7 @@ impl CompleteError {
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum StopError {
-    #[error("there is no project {0}: `kiln projects` lists them")]
+    #[error("there is no project {0}: `kiln ps` lists them")]
     Unknown(Key),
     /// K2: nothing takes a daemon away from a running build.
     #[error("it is busy: {0}")]

@@ -24,6 +24,7 @@ mod events;
 mod guard;
 mod heart;
 mod listener;
+mod projects;
 mod routing;
 mod serve;
 mod v1;

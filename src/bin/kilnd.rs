@@ -1,1 +1,7 @@
-fn main() {}
+//! See [`kiln::daemon`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    kiln::daemon::main()
+}

@@ -56,7 +56,7 @@ pub struct Gateway {
     pub max_connections: usize,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum RuntimeKind {
     /// A child process per project: no isolation, nothing to set up.

@@ -1,1 +1,159 @@
-//! See the room's first commit.
+//! `kilnd`: reads its configuration, puts the parts together, waits for a signal.
+//!
+//! | file | |
+//! |---|---|
+//! | `assemble.rs` | from a [`Config`](crate::config::Config) to the parts of a running Kiln |
+//! | `logging.rs` | where log lines go |
+//!
+//! Promises: a configuration that is wrong ends it with exit code 78 before anything is touched; what cannot be had
+//! (a port, the database, the runtime) ends it with 1 and a line that says what to do. SIGTERM and SIGINT close the doors,
+//! let open connections drain for a bound, and leave every daemon as it is.
+//!
+//! What must not be here: decisions about projects.
+
+mod assemble;
+mod logging;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+pub use assemble::{Assembly, StartError, assemble};
+use clap::Parser;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::api::{self, Api};
+use crate::config::{Config, Overrides, RuntimeKind};
+
+/// As in sysexits.h: something is wrong with the configuration.
+const EX_CONFIG: u8 = 78;
+
+/// Keeps one warm BuildKit daemon per project and routes builds to it.
+#[derive(Debug, Parser)]
+#[command(name = "kilnd", version)]
+struct Arguments {
+    /// Configuration file; without it /etc/kiln/kiln.toml is read if it exists.
+    #[arg(long, env = "KILN_CONFIG")]
+    config: Option<PathBuf>,
+    /// Where the database, certificates and volumes are.
+    #[arg(long)]
+    state_dir: Option<PathBuf>,
+    /// Where sockets and process records are.
+    #[arg(long)]
+    run_dir: Option<PathBuf>,
+    /// What runs the daemons.
+    #[arg(long, value_enum)]
+    runtime: Option<RuntimeKind>,
+    /// Check the configuration and print it whole, with its defaults.
+    #[arg(long)]
+    check: bool,
+}
+
+/// Runs the daemon of this process and returns its exit code.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let overrides = Overrides {
+        state_dir: arguments.state_dir,
+        run_dir: arguments.run_dir,
+        runtime: arguments.runtime,
+    };
+    let config = match Config::load(arguments.config.as_deref(), &overrides) {
+        Ok(config) => config,
+        Err(error) => {
+            complain(&error);
+            return ExitCode::from(EX_CONFIG);
+        }
+    };
+    if arguments.check {
+        return print_config(&config);
+    }
+    logging::start();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            complain(&error);
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(run(&config)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Until a signal. The daemons are not touched at the end: they outlive Kiln.
+async fn run(config: &Config) -> Result<(), StartError> {
+    let shutdown = CancellationToken::new();
+    let signals = (on_signal(SignalKind::terminate())?, on_signal(SignalKind::interrupt())?);
+    let Assembly { projects, gateway, store } = assemble(config).await?;
+
+    // Every door is bound before any is opened: a port that is taken is found out while nothing has happened yet.
+    let gateway_door = bind(config.gateway.listen).await?;
+    let (tcp, as_configured) = config.tcp_listen();
+    let doors = vec![api::Listener::unix(&config.socket())?, api::Listener::tcp(tcp).await?];
+    if !as_configured {
+        tracing::warn!(configured = %config.api.listen, listening = %tcp,
+            "no identity provider is configured, so the API listens on loopback only");
+    }
+
+    let heart = tokio::spawn({
+        let (projects, shutdown) = (projects.clone(), shutdown.clone());
+        async move { projects.run(shutdown).await }
+    });
+    let gateway = tokio::spawn(Arc::clone(&gateway).serve(gateway_door, shutdown.clone()));
+    let api = tokio::spawn(api::serve(doors, Api::new(Arc::new(projects), store), shutdown.clone()));
+    tracing::info!(api = %tcp, socket = %config.socket().display(), gateway = %config.gateway.listen,
+        runtime = ?config.runtime.kind, "kilnd is ready");
+
+    let (mut terminate, mut interrupt) = signals;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("shutting down: the daemons go on");
+    shutdown.cancel();
+    // Each ends within a bound of its own; a panic in one is in the log already.
+    let _ = tokio::join!(api, gateway, heart);
+    Ok(())
+}
+
+fn on_signal(kind: SignalKind) -> Result<tokio::signal::unix::Signal, StartError> {
+    signal(kind).map_err(StartError::Signal)
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address).await.map_err(|source| StartError::Bind { address, source })
+}
+
+fn print_config(config: &Config) -> ExitCode {
+    match toml::to_string(config) {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            complain(&error);
+            ExitCode::from(EX_CONFIG)
+        }
+    }
+}
+
+/// One line on standard error, the causes included.
+fn complain(error: &dyn std::error::Error) {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = error.source();
+    }
+    eprintln!("kilnd: {text}");
+}

@@ -43,9 +43,12 @@ pub struct ProjectsConfig {
     pub untrusted: Result<(), String>,
 }
 
+/// What a build asks for besides its identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RouteOptions {
+    /// It runs code that nobody has reviewed.
     pub untrusted: bool,
+    /// It wants a credential in the answer.
     pub credential: bool,
 }
 
@@ -57,7 +60,7 @@ pub enum RouteError {
     Store(#[from] StoreError),
     #[error("{text}")]
     Failed { text: String, retryable: bool, timed_out: bool },
-    #[error("daemon not ready: gave up after {} s; it is {phase}, because {reason}", .after.as_secs())]
+    #[error("gave up after {} s; it is {phase}, because {reason}", .after.as_secs())]
     NotReady { after: Duration, phase: String, reason: String },
     #[error("cannot make a credential for {key}")]
     Credential { key: Key, #[source] source: PkiError },

@@ -1,0 +1,182 @@
+//! From a configuration to the parts of a running Kiln.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kiln_domain::lease::LeasePolicy;
+use kiln_domain::{AddressPool, Policy};
+use thiserror::Error;
+
+use crate::api::ListenError;
+use crate::buildkit::GrpcProbe;
+use crate::clock::SystemClock;
+use crate::config::{Config, EngineKind, RuntimeKind};
+use crate::entropy::SystemEntropy;
+use crate::gateway::{Gateway, Limits};
+use crate::host::process::{ProcessConfig, ProcessRuntime};
+use crate::host::volumes::{self, BtrfsEngine, DirEngine, VolumeEngine, VolumeError};
+use crate::host::{self, Runtime, RuntimeError};
+use crate::pki::{Pki, PkiError};
+use crate::projects::{
+    Addressing, DaemonPaths, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects, ProjectsConfig,
+    StepDeadlines,
+};
+use crate::store::{OpenError, Store};
+
+/// Why kilnd does not start. Each text says what to do.
+#[derive(Debug, Error)]
+pub enum StartError {
+    #[error("cannot make {path}: make it, owned by the user that kilnd runs as")]
+    Directory { path: PathBuf, #[source] source: io::Error },
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Volumes(#[from] VolumeError),
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    #[error("cannot listen on {address}: stop what listens there, or set gateway.listen to another port")]
+    Bind { address: SocketAddr, #[source] source: io::Error },
+    #[error("there is no buildkitd on the PATH: install it, or name it in buildkit.buildkitd")]
+    NoBuildkitd,
+    #[error("cannot listen to signals")]
+    Signal(#[source] io::Error),
+}
+
+/// A whole Kiln, not listening yet.
+pub struct Assembly {
+    pub projects: Projects,
+    pub gateway: Arc<Gateway>,
+    pub store: Store,
+}
+
+/// Opens what there is and makes what is missing below the state and run directories. Starts no daemon.
+pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
+    make_directory(&config.state_dir, 0o700)?;
+    make_directory(&config.run_dir, 0o755)?;
+    // First: whoever holds the database owns the host's objects.
+    let store = Store::open(&config.database())?;
+    let effects = Arc::new(host_effects(config).await?);
+    let pki = Pki::new(&config.state_dir)?;
+    let foundations = Foundations {
+        store: store.clone(),
+        effects,
+        pki,
+        clock: Arc::new(SystemClock),
+        entropy: Arc::new(SystemEntropy::default()),
+    };
+    let projects = Projects::new(projects_config(config), foundations);
+    let limits = Limits { connections: config.gateway.max_connections, ..Limits::default() };
+    let gateway = Gateway::new(Arc::new(projects.clone()), config.gateway.domains.clone(), limits);
+    Ok(Assembly { projects, gateway: Arc::new(gateway), store })
+}
+
+/// The host's part alone, for what measures it.
+pub async fn host_effects(config: &Config) -> Result<HostEffects, StartError> {
+    let volumes = volume_engine(config).await?;
+    let (runtime, paths): (Arc<dyn Runtime>, _) = match config.runtime.kind {
+        RuntimeKind::Process => {
+            let runtime = ProcessRuntime::new(process_config(config)?).await?;
+            (Arc::new(runtime), DaemonPaths::OnHost { run: config.run_dir.join("daemons") })
+        }
+        RuntimeKind::Incus => incus(config).await?,
+    };
+    let parts = HostParts {
+        runtime,
+        volumes,
+        pki: Pki::new(&config.state_dir)?,
+        probe: Arc::new(GrpcProbe),
+        clock: Arc::new(SystemClock),
+    };
+    Ok(HostEffects::new(effects_config(config, paths), parts))
+}
+
+fn effects_config(config: &Config, paths: DaemonPaths) -> HostEffectsConfig {
+    let limits = &config.runtime.limits;
+    HostEffectsConfig {
+        domains: config.gateway.domains.clone(),
+        daemon_port: config.buildkit.port,
+        volume_bytes: config.volumes.size,
+        shared_file_system: file_system_size(&config.volumes_path()),
+        limits: host::Limits { memory_bytes: limits.memory, cpus: limits.cpus, processes: limits.processes },
+        nameservers: config.buildkit.nameservers.iter().copied().map(IpAddr::V4).collect(),
+        paths,
+        deadlines: deadlines(config),
+    }
+}
+
+fn projects_config(config: &Config) -> ProjectsConfig {
+    let [first, last] = config.addresses();
+    let gateway = config.gateway.listen;
+    ProjectsConfig {
+        policy: Policy {
+            lease: LeasePolicy { grace: config.policy.lease_grace, max_build_age: config.policy.max_build_age },
+            idle_window: config.policy.idle_window,
+        },
+        deadlines: deadlines(config),
+        addresses: AddressPool { first, last },
+        addressing: Addressing {
+            domain: config.gateway.domains[0].clone(),
+            gateway_address: (!config.gateway.resolvable).then(|| gateway.to_string()),
+            gateway_port: gateway.port(),
+            namespace: "kiln".to_owned(),
+        },
+        daemon_port: config.buildkit.port,
+        route_wait: config.api.route_wait,
+        connect_wait: Limits::default().wake,
+        untrusted: Err(match config.runtime.kind {
+            RuntimeKind::Process => "the process runtime cannot keep them apart from the host".to_owned(),
+            RuntimeKind::Incus => "this version has no isolated forks yet".to_owned(),
+        }),
+    }
+}
+
+fn deadlines(config: &Config) -> StepDeadlines {
+    StepDeadlines {
+        await_serving: config.buildkit.ready_within,
+        drain: config.buildkit.drain,
+        ..StepDeadlines::default()
+    }
+}
+
+fn process_config(config: &Config) -> Result<ProcessConfig, StartError> {
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin".into());
+    let on_path = || std::env::split_paths(&path).map(|dir| dir.join("buildkitd")).find(|program| program.is_file());
+    let buildkitd = config.buildkit.buildkitd.clone().or_else(on_path).ok_or(StartError::NoBuildkitd)?;
+    Ok(ProcessConfig { buildkitd, run_dir: config.run_dir.join("process"), path })
+}
+
+async fn volume_engine(config: &Config) -> Result<Arc<dyn VolumeEngine>, StartError> {
+    let path = config.volumes_path();
+    if config.volumes.path.is_none() {
+        make_directory(&path, 0o700)?;
+    }
+    let search = volumes::search_path();
+    Ok(match config.volumes.engine {
+        EngineKind::Dir => Arc::new(DirEngine::at(&path, &search).await?),
+        EngineKind::Btrfs => Arc::new(BtrfsEngine::at(&path, &search).await?),
+    })
+}
+
+fn make_directory(path: &Path, mode: u32) -> Result<(), StartError> {
+    let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
+    made.map_err(|source| StartError::Directory { path: path.to_owned(), source })
+}
+
+/// `None` where it cannot be told: then the volume's own size is all that is known.
+fn file_system_size(path: &Path) -> Option<u64> {
+    let stat = rustix::fs::statvfs(path).ok()?;
+    stat.f_blocks.checked_mul(stat.f_frsize)
+}
+
+async fn incus(config: &Config) -> Result<(Arc<dyn Runtime>, DaemonPaths), StartError> {
+    let _ = config;
+    unreachable!("merged with the incus room")
+}
