@@ -1,16 +1,40 @@
 //! Reads a ClientHello, finds the daemon that it names, relays bytes.
 //!
+//! ```text
+//!   accept ─▶ admit ─▶ read the hello ─▶ name ─▶ key ─▶ Directory::open ─▶ dial ─▶ replay ─▶ relay ─▶ end
+//!                │            │            │                 │              │
+//!                └────────────┴────────────┴──── refuse ─────┴──────────────┘   an alert, a count, a line in the log
+//! ```
+//!
 //! Promises: TLS is never terminated and the bytes read are replayed exactly; there is no default route; whatever is
 //! refused gets a TLS alert; a sleeping project is woken while the connection waits; an open connection is counted at
-//! its project for as long as it lives, so nothing stops the daemon under it (K2).
+//! its project for as long as it lives, so nothing stops the daemon under it (K2). Each wait has a deadline
+//! ([`Limits`]), and a peer that vanished without a word is noticed ([`sockets`]).
 //!
 //! The gateway knows keys and addresses only, through [`Directory`].
 
 use std::fmt;
-use std::net::SocketAddrV4;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::Key;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+mod admission;
+mod connection;
+mod counters;
+mod relay;
+mod sockets;
+#[cfg(test)]
+mod tests;
+
+use admission::Admission;
+pub use counters::{Counters, Refusal, Snapshot};
 
 /// A way to a daemon. The project counts as connected until this is dropped.
 pub struct Door {
@@ -38,7 +62,138 @@ impl fmt::Display for NoDoor {
 }
 
 /// Where the gateway looks names up; waking what sleeps is part of it.
+///
+/// A call may be dropped before it answers: its client went away, or the wait took too long.
 #[async_trait]
 pub trait Directory: Send + Sync + 'static {
     async fn open(&self, key: &Key) -> Result<Door, NoDoor>;
+}
+
+/// How much and how long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at a time, in whatever state.
+    pub connections: usize,
+    /// Connections at a time that have not said their name yet, from everywhere and from one source (an IPv4 address or
+    /// an IPv6 /64).
+    pub half_open: usize,
+    pub half_open_per_source: usize,
+    /// From the accept to the end of the hello.
+    pub hello: Duration,
+    /// What waking a daemon may take. buildx gives up after 20 s (docker/buildx, driver/remote), and an answer that
+    /// comes just before is worth nothing: the build still has to get through the handshake.
+    pub wake: Duration,
+    /// One attempt to connect to a daemon that was said to be ready. There are two.
+    pub dial: Duration,
+    /// How long connections may live on once the gateway is told to stop.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 10_000,
+            half_open: 1_000,
+            half_open_per_source: 100,
+            hello: Duration::from_secs(5),
+            wake: Duration::from_secs(17),
+            dial: Duration::from_secs(1),
+            drain: Duration::from_secs(10),
+        }
+    }
+}
+
+pub struct Gateway {
+    directory: Arc<dyn Directory>,
+    domains: Vec<String>,
+    limits: Limits,
+    admission: Admission,
+    counters: Counters,
+    buffers: relay::Buffers,
+}
+
+/// After an accept that failed for want of something (descriptors, memory): retrying at once would only spin.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+impl Gateway {
+    /// `domains`: daemons are known as `buildkitd-<key>.<domain>` below each of them. Their order means nothing: a
+    /// name has to stand directly below one of them (G1).
+    pub fn new(directory: Arc<dyn Directory>, domains: Vec<String>, limits: Limits) -> Self {
+        let domains = domains.iter().map(|d| d.trim_matches('.').to_ascii_lowercase()).collect();
+        let admission = Admission::new(limits.connections, limits.half_open, limits.half_open_per_source);
+        Self { directory, domains, limits, admission, counters: Counters::default(), buffers: relay::Buffers::default() }
+    }
+
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Serves until `shutdown`; then no connection is accepted any more, those that live may go on for
+    /// [`Limits::drain`], and what is left is reset. Returns when the last one has ended.
+    pub async fn serve(self: Arc<Self>, listener: TcpListener, shutdown: CancellationToken) {
+        // Counted here, before a task runs: one accepted in the moment of the shutdown is waited for like any other (G2).
+        let connections = TaskTracker::new();
+        let cut = CancellationToken::new();
+        shutdown.run_until_cancelled(self.accept_all(&listener, &connections, &cut)).await;
+        drop(listener);
+        connections.close();
+        if timeout(self.limits.drain, connections.wait()).await.is_err() {
+            tracing::info!(left = connections.len(), "drain time is over: resetting the connections that are left");
+            cut.cancel();
+            connections.wait().await;
+        }
+    }
+
+    async fn accept_all(self: &Arc<Self>, listener: &TcpListener, connections: &TaskTracker, cut: &CancellationToken) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match listener.accept().await {
+                Ok((client, from)) => {
+                    pause = FIRST_PAUSE;
+                    self.admit(client, from, connections, cut);
+                }
+                // The client was gone before it was accepted; the next one is waiting.
+                Err(error) if is_the_clients(&error) => {}
+                Err(error) => {
+                    self.counters.accept_failed();
+                    tracing::warn!(%error, pause_ms = pause.as_millis(), "cannot accept a connection; pausing");
+                    sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn admit(self: &Arc<Self>, client: TcpStream, from: SocketAddr, all: &TaskTracker, cut: &CancellationToken) {
+        self.counters.accepted();
+        let admitted = match self.admission.admit(from.ip()) {
+            Ok(admitted) => admitted,
+            Err(refusal) => {
+                self.counters.refused(refusal, from, "");
+                connection::refuse_at_once(&client, refusal);
+                return;
+            }
+        };
+        let gateway = Arc::clone(self);
+        let cut = cut.clone();
+        all.spawn(async move { connection::run(&gateway, client, from, admitted, &cut).await });
+    }
+
+    fn key_of(&self, name: &str) -> Option<Key> {
+        self.domains.iter().find_map(|domain| Key::from_server_name(name, domain))
+    }
+}
+
+fn is_the_clients(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
+}
+
+/// Whose half-open connections are counted together: an IPv6 customer has at least a /64 to himself.
+fn source_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) & !u128::from(u64::MAX)).into()),
+        v4 @ IpAddr::V4(_) => v4,
+    }
 }

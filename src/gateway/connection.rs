@@ -1,0 +1,205 @@
+//! The life of one connection, from its first byte to its end.
+
+use std::io;
+use std::net::{SocketAddr, SocketAddrV4};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use kiln_domain::Key;
+use kiln_hello::{Alert, HelloReader, Progress};
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::admission::Admitted;
+use super::{Door, Gateway, NoDoor, Refusal, relay, sockets};
+
+/// Between the two attempts to connect: long enough for a listener to come up that was said to be there.
+const BETWEEN_DIALS: Duration = Duration::from_millis(100);
+
+/// How long a refused client may take to read its alert.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// How much of what a refused client still sends is read and thrown away.
+const FAREWELL_BYTES: usize = 256 * 1024;
+
+/// Why there is nothing to relay.
+struct Refused {
+    refusal: Refusal,
+    alert: Alert,
+    why: String,
+}
+
+impl Refused {
+    fn new(refusal: Refusal, why: impl Into<String>) -> Self {
+        Self { refusal, alert: refusal.alert(), why: why.into() }
+    }
+}
+
+/// Ends with the connection, or soon after `cut`.
+pub(super) async fn run(
+    gateway: &Gateway,
+    client: TcpStream,
+    from: SocketAddr,
+    mut admitted: Admitted,
+    cut: &CancellationToken,
+) {
+    let found = cut.run_until_cancelled(find_daemon(gateway, &client, &mut admitted)).await;
+    match found {
+        // The gateway goes down.
+        None => sockets::reset_on_close(&client),
+        Some(Ok((door, daemon, hello))) => {
+            relay_to_the_end(gateway, client, daemon, &hello, from, cut).await;
+            // Last: while a byte may still flow, the project is busy (K2).
+            drop(door);
+        }
+        Some(Err(refused)) => {
+            gateway.counters.refused(refused.refusal, from, &refused.why);
+            cut.run_until_cancelled(say_no(&client, refused.alert)).await;
+        }
+    }
+}
+
+/// For a client that gets no task of its own: what fits into its socket at once.
+pub(super) fn refuse_at_once(client: &TcpStream, refusal: Refusal) {
+    // It is closed next; one that cannot be told is not told.
+    let _ = client.try_write(&refusal.alert().to_bytes());
+}
+
+async fn find_daemon(
+    gateway: &Gateway,
+    client: &TcpStream,
+    admitted: &mut Admitted,
+) -> Result<(Door, TcpStream, Vec<u8>), Refused> {
+    let limits = &gateway.limits;
+    sockets::prepare(client).map_err(|e| Refused::new(Refusal::HelloUnfinished, e.to_string()))?;
+    let (name, hello) = timeout(limits.hello, read_hello(client))
+        .await
+        .map_err(|_| Refused::new(Refusal::HelloTimedOut, "no complete hello in time"))??;
+    admitted.said_hello();
+    let name = name.ok_or_else(|| Refused::new(Refusal::NoName, "the hello names no host"))?;
+    let key = gateway
+        .key_of(&name)
+        .ok_or_else(|| Refused::new(Refusal::ForeignName, format!("{name:?} is not a daemon's name")))?;
+    let door = open_door(gateway, client, &key).await?;
+    let daemon = dial(door.address, limits.dial)
+        .await
+        .map_err(|e| Refused::new(Refusal::Unreachable, format!("{key} at {}: {e}", door.address)))?;
+    Ok((door, daemon, hello))
+}
+
+/// The name and every byte read so far.
+async fn read_hello(client: &TcpStream) -> Result<(Option<String>, Vec<u8>), Refused> {
+    let mut reader = HelloReader::new();
+    loop {
+        let unfinished = |e: io::Error| Refused::new(Refusal::HelloUnfinished, e.to_string());
+        client.readable().await.map_err(unfinished)?;
+        // On the stack only between two waits, so that a connection that waits does not carry it.
+        let mut piece = [0; 4096];
+        let count = match client.try_read(&mut piece) {
+            Ok(0) => return Err(Refused::new(Refusal::HelloUnfinished, "closed before a complete hello")),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(unfinished(error)),
+        };
+        match reader.feed(piece.get(..count).unwrap_or_default()) {
+            Ok(Progress::NeedMore) => {}
+            Ok(Progress::Hello(hello)) => return Ok((hello.server_name, reader.into_bytes())),
+            Err(error) => {
+                return Err(Refused { refusal: (&error).into(), alert: error.alert(), why: error.to_string() });
+            }
+        }
+    }
+}
+
+/// Waits for the directory, but not for longer than the client does.
+async fn open_door(gateway: &Gateway, client: &TcpStream, key: &Key) -> Result<Door, Refused> {
+    tokio::select! {
+        answer = timeout(gateway.limits.wake, gateway.directory.open(key)) => match answer {
+            Ok(Ok(door)) => Ok(door),
+            Ok(Err(NoDoor::Unknown)) => Err(Refused::new(Refusal::UnknownProject, key.as_str())),
+            Ok(Err(NoDoor::Unavailable(why))) => Err(Refused::new(Refusal::Unavailable, format!("{key}: {why}"))),
+            Err(_) => Err(Refused::new(Refusal::WakeTimedOut, format!("{key} was not woken in time"))),
+        },
+        () = gone(client) => Err(Refused::new(Refusal::ClientLeft, format!("while {key} was woken"))),
+    }
+}
+
+/// Returns when the client has hung up. Anything that it sends now is early data, and it can be left to the relay; then
+/// it is not watched any further, because its end would only be seen behind that data.
+async fn gone(client: &TcpStream) {
+    let mut probe = [0];
+    match client.peek(&mut probe).await {
+        Ok(0) | Err(_) => {}
+        Ok(_) => std::future::pending().await,
+    }
+}
+
+async fn dial(address: SocketAddrV4, deadline: Duration) -> io::Result<TcpStream> {
+    let attempt = || async {
+        let stream = timeout(deadline, TcpStream::connect(address)).await??;
+        sockets::prepare(&stream)?;
+        Ok(stream)
+    };
+    let first: io::Result<TcpStream> = attempt().await;
+    if first.is_ok() {
+        return first;
+    }
+    sleep(BETWEEN_DIALS).await;
+    attempt().await
+}
+
+/// Replays the hello and relays. Both streams are closed when this returns: gently if both sides had finished, else by
+/// a reset.
+async fn relay_to_the_end(
+    gateway: &Gateway,
+    client: TcpStream,
+    daemon: TcpStream,
+    hello: &[u8],
+    from: SocketAddr,
+    cut: &CancellationToken,
+) {
+    gateway.counters.relay_started();
+    let moved = relay::Moved::default();
+    let whole = async {
+        relay::write_all(&daemon, hello).await?;
+        moved.to_daemon.fetch_add(hello.len() as u64, Relaxed);
+        relay::relay(&client, &daemon, &gateway.buffers, &moved).await
+    };
+    let outcome = cut.run_until_cancelled(whole).await;
+    let broken = !matches!(outcome, Some(Ok(())));
+    if broken {
+        sockets::reset_on_close(&client);
+        sockets::reset_on_close(&daemon);
+    }
+    let (to_daemon, to_client) = (moved.to_daemon.load(Relaxed), moved.to_client.load(Relaxed));
+    match outcome {
+        Some(Err(error)) => tracing::debug!(%from, %error, to_daemon, to_client, "connection broke"),
+        _ => tracing::debug!(%from, to_daemon, to_client, broken, "connection ended"),
+    }
+    drop((client, daemon));
+    gateway.counters.relay_ended(to_daemon, to_client, broken);
+}
+
+/// An alert, then the end. What the client still sends is read away for a moment: closing a socket with unread bytes
+/// sends a reset, which would overtake the alert.
+async fn say_no(client: &TcpStream, alert: Alert) {
+    let farewell = async {
+        relay::write_all(client, &alert.to_bytes()).await?;
+        sockets::finish_writing(client)?;
+        let mut left = FAREWELL_BYTES;
+        while left > 0 {
+            client.readable().await?;
+            let mut piece = [0; 4096];
+            match client.try_read(&mut piece) {
+                Ok(0) => break,
+                Ok(count) => left = left.saturating_sub(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok::<_, io::Error>(())
+    };
+    // Late, gone or deaf: it is closed all the same.
+    let _ = timeout(FAREWELL, farewell).await;
+}
