@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 
-/// What a record of a full cache may add up to; the default of 4 MiB holds some 20 000 of them.
+/// A record of `DiskUsage` takes some 200 bytes: tonic's default of 4 MiB would not hold those of a large cache.
 const LARGEST_ANSWER: usize = 64 << 20;
 
 /// The client's side of a mutual TLS connection, ready to be used many times.
@@ -40,9 +40,15 @@ pub struct DaemonTarget {
 pub enum ControlError {
     /// Nobody listens there, or hung up: a daemon that starts or stops looks like this.
     #[error("buildkitd at {address} cannot be reached")]
-    NotReachable { address: SocketAddrV4, #[source] source: io::Error },
+    NotReachable {
+        address: SocketAddrV4,
+        #[source]
+        source: io::Error,
+    },
     /// One of the two does not accept the other's certificate. Waiting does not help.
-    #[error("no TLS connection with buildkitd at {address}: {source}; its certificates and ours are not of the same project, or have expired")]
+    #[error(
+        "no TLS connection with buildkitd at {address}: {source}; its certificates and ours are not of the same project, or have expired"
+    )]
     TlsRefused { address: SocketAddrV4, source: rustls::Error },
     #[error("buildkitd at {address} answered {call} with {status}")]
     Rpc { address: SocketAddrV4, call: &'static str, status: Box<tonic::Status> },
@@ -71,7 +77,8 @@ impl ClientTls {
         }
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(cert.as_bytes()).collect();
         let chain = chain.map_err(|e| unusable("the client certificate", e.to_string()))?;
-        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|e| unusable("the client key", e.to_string()))?;
+        let key =
+            PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|e| unusable("the client key", e.to_string()))?;
         let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|e| unusable("the TLS provider", e.to_string()))?
@@ -89,6 +96,7 @@ pub struct Worker {
     pub id: String,
     pub snapshotter: Option<String>,
     pub labels: BTreeMap<String, String>,
+    /// `linux/amd64`, with `/v2` and the like where there is a variant.
     pub platforms: Vec<String>,
     pub gc: Vec<GcRule>,
 }
@@ -140,7 +148,8 @@ impl Control {
             .map_err(|_| ControlError::TimedOut { address, call: "the TLS handshake" })??;
         let alert = Arc::default();
         let watched = watch::Watched { stream, alert: Arc::clone(&alert) };
-        let not_reachable = |e: tonic::transport::Error| ControlError::NotReachable { address, source: io::Error::other(e) };
+        let not_reachable =
+            |e: tonic::transport::Error| ControlError::NotReachable { address, source: io::Error::other(e) };
         // The scheme says nothing here: the stream is encrypted already. The name becomes `:authority`.
         let uri = format!("http://{}", target.server_name);
         let endpoint = Endpoint::from_shared(uri)
@@ -176,7 +185,11 @@ impl Control {
                 records: sum.records + 1,
                 total: sum.total.saturating_add(size),
                 reclaimable: sum.reclaimable.saturating_add(if record.in_use { 0 } else { size }),
-                cache_mounts: sum.cache_mounts.saturating_add(if record.record_type == "exec.cachemount" { size } else { 0 }),
+                cache_mounts: sum.cache_mounts.saturating_add(if record.record_type == "exec.cachemount" {
+                    size
+                } else {
+                    0
+                }),
             }
         }))
     }
@@ -235,9 +248,14 @@ fn worker(record: proto::types::WorkerRecord) -> Worker {
         id: record.id,
         snapshotter: labels.get("org.mobyproject.buildkit.worker.snapshotter").cloned(),
         labels,
-        platforms: record.platforms.into_iter().map(|p| format!("{}/{}", p.os, p.architecture)).collect(),
+        platforms: record.platforms.iter().map(platform).collect(),
         gc: record.gc_policy.into_iter().map(rule).collect(),
     }
+}
+
+fn platform(platform: &bollard_buildkit_proto::pb::Platform) -> String {
+    let parts = [&platform.os, &platform.architecture, &platform.variant];
+    parts.into_iter().filter(|p| !p.is_empty()).map(String::as_str).collect::<Vec<_>>().join("/")
 }
 
 fn rule(policy: proto::types::GcPolicy) -> GcRule {

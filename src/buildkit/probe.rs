@@ -15,7 +15,11 @@ pub enum ProbeError {
     #[error("buildkitd answers but has no worker: its log says why (runc is missing, for one)")]
     NoWorker,
     #[error("gave up after {} s waiting for buildkitd to answer ListWorkers", .after.as_secs())]
-    GaveUp { after: Duration, #[source] last: Option<Box<ProbeError>> },
+    GaveUp {
+        after: Duration,
+        #[source]
+        last: Option<Box<ProbeError>>,
+    },
 }
 
 impl ProbeError {
@@ -57,7 +61,11 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 ///
 /// An attempt may take all the time that is left: buildkitd listens before it can serve, and a connection that waits in
 /// its queue is answered in the very moment that it can. A daemon that dies meanwhile resets it.
-pub async fn await_serving(probe: &dyn DaemonProbe, target: &DaemonTarget, patience: Duration) -> Result<(), ProbeError> {
+pub async fn await_serving(
+    probe: &dyn DaemonProbe,
+    target: &DaemonTarget,
+    patience: Duration,
+) -> Result<(), ProbeError> {
     let deadline = Instant::now() + patience;
     let mut pause = FIRST_PAUSE;
     let mut last = None;
@@ -103,7 +111,7 @@ mod tests {
         let key = "pbcce5b6205652dd7".parse().expect("a key");
         let now = Timestamp::from_millis(1_800_000_000_000);
         let pki = Pki::new(state.path()).expect("pki");
-        let mine = pki.issue_credential(&key, now, now.plus(Duration::from_secs(60))).expect("issued");
+        let mine = pki.issue_credential(&key, now, now.plus(Duration::from_mins(1))).expect("issued");
         let tls = ClientTls::new(&mine.ca, &mine.cert, &mine.key).expect("usable");
         DaemonTarget { address: "127.0.0.1:1".parse().expect("an address"), server_name: "d.example".to_owned(), tls }
     }
@@ -125,7 +133,9 @@ mod tests {
     async fn gives_up_with_the_last_reason() {
         let start = Instant::now();
         let (outcome, asked) = ask(|_| Err(ProbeError::NoWorker)).await;
-        assert!(matches!(outcome, Err(ProbeError::GaveUp { last: Some(last), .. }) if matches!(*last, ProbeError::NoWorker)));
+        assert!(
+            matches!(outcome, Err(ProbeError::GaveUp { last: Some(last), .. }) if matches!(*last, ProbeError::NoWorker))
+        );
         assert!(start.elapsed() <= Duration::from_secs(1), "{:?}", start.elapsed());
         assert!((40..=60).contains(&asked), "asked {asked} times");
     }

@@ -115,7 +115,7 @@ impl Space {
         if bytes < SMALLEST {
             return Err(ConfigError::TooSmall { bytes });
         }
-        let percent = |share: u64| bytes / 100 * share;
+        let percent = |share| part(bytes, share);
         Ok(match capacity {
             // A quarter is left: collection runs after a build, and the build in between must find room.
             Capacity::Own(_) => Self { ceiling: percent(75), reserved: percent(10), free: percent(10) },
@@ -125,7 +125,7 @@ impl Space {
     }
 
     fn rule(self, share_of_ceiling: u64, filters: &[&'static str], days: Option<u64>, all: bool) -> Rule {
-        let ceiling = self.ceiling / 100 * share_of_ceiling;
+        let ceiling = part(self.ceiling, share_of_ceiling);
         Rule {
             all,
             filters: filters.to_vec(),
@@ -135,6 +135,11 @@ impl Space {
             min_free_space: self.free.to_string(),
         }
     }
+}
+
+/// `share` percent, at most 100 of them, without losing small sizes or overflowing on large ones.
+fn part(bytes: u64, share: u64) -> u64 {
+    bytes / 100 * share + bytes % 100 * share / 100
 }
 
 /// From the cheapest to lose to the dearest. `maxUsedSpace` is compared with the whole cache, not with what a rule's
@@ -300,7 +305,8 @@ mod tests {
 
     #[test]
     fn what_is_not_set_is_left_out() {
-        let plain = DaemonConfig { resolvers: Vec::new(), max_parallelism: None, ..config(Capacity::Shared(100 << 30)) };
+        let plain =
+            DaemonConfig { resolvers: Vec::new(), max_parallelism: None, ..config(Capacity::Shared(100 << 30)) };
         let file = parsed(&plain);
         assert!(!file.contains_key("dns"));
         assert!(!file["worker"]["oci"].as_table().expect("a table").contains_key("max-parallelism"));
@@ -308,7 +314,9 @@ mod tests {
 
     #[test]
     fn every_rule_has_a_ceiling_below_the_volume_and_the_last_knows_no_age() {
-        for capacity in [Capacity::Own(SMALLEST), Capacity::Own(1 << 42), Capacity::Shared(SMALLEST), Capacity::Shared(1 << 42)] {
+        for capacity in
+            [Capacity::Own(SMALLEST), Capacity::Own(1 << 42), Capacity::Shared(SMALLEST), Capacity::Shared(1 << 42)]
+        {
             let (Capacity::Own(size) | Capacity::Shared(size)) = capacity;
             let rules = rules(&config(capacity));
             for rule in &rules {
@@ -318,7 +326,11 @@ mod tests {
                 assert!(ceiling + bytes(rule, "minFreeSpace") < size, "{rule:?}");
             }
             let last = rules.last().expect("rules");
-            assert!(!last.contains_key("keepDuration") && !last.contains_key("filters") && last["all"].as_bool() == Some(true));
+            assert!(
+                !last.contains_key("keepDuration")
+                    && !last.contains_key("filters")
+                    && last["all"].as_bool() == Some(true)
+            );
         }
     }
 
@@ -326,7 +338,10 @@ mod tests {
     fn what_cannot_work_is_refused() {
         assert_eq!(config(Capacity::Own(SMALLEST - 1)).render(), Err(ConfigError::TooSmall { bytes: SMALLEST - 1 }));
         let long = PathBuf::from(format!("/{}", "x".repeat(100)));
-        assert_eq!(DaemonConfig { run: long.clone(), ..config(Capacity::Own(1 << 40)) }.render(), Err(ConfigError::RunTooLong(long)));
+        assert_eq!(
+            DaemonConfig { run: long.clone(), ..config(Capacity::Own(1 << 40)) }.render(),
+            Err(ConfigError::RunTooLong(long))
+        );
     }
 
     #[test]

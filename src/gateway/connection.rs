@@ -17,6 +17,9 @@ use super::{Door, Gateway, NoDoor, Refusal, relay, sockets};
 /// Between the two attempts to connect: long enough for a listener to come up that was said to be there.
 const BETWEEN_DIALS: Duration = Duration::from_millis(100);
 
+/// How long the directory may take for a client that has finished writing.
+const HALF_CLOSED: Duration = Duration::from_secs(1);
+
 /// How long a refused client may take to read its alert.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -49,7 +52,7 @@ pub(super) async fn run(
         // The gateway goes down.
         None => sockets::reset_on_close(&client),
         Some(Ok((door, daemon, hello))) => {
-            relay_to_the_end(gateway, client, daemon, &hello, from, cut).await;
+            relay_to_the_end(gateway, client, daemon, hello, from, cut).await;
             // Last: while a byte may still flow, the project is busy (K2).
             drop(door);
         }
@@ -130,7 +133,10 @@ async fn open_door(gateway: &Gateway, client: &TcpStream, key: &Key) -> Result<D
 async fn gone(client: &TcpStream) {
     let mut probe = [0];
     match client.peek(&mut probe).await {
-        Ok(0) | Err(_) => {}
+        Err(_) => {}
+        // It may only have finished writing. No TLS handshake can end after that, but that is for a daemon to find, if
+        // there is one awake.
+        Ok(0) => sleep(HALF_CLOSED).await,
         Ok(_) => std::future::pending().await,
     }
 }
@@ -155,15 +161,17 @@ async fn relay_to_the_end(
     gateway: &Gateway,
     client: TcpStream,
     daemon: TcpStream,
-    hello: &[u8],
+    hello: Vec<u8>,
     from: SocketAddr,
     cut: &CancellationToken,
 ) {
     gateway.counters.relay_started();
     let moved = relay::Moved::default();
     let whole = async {
-        relay::write_all(&daemon, hello).await?;
+        relay::write_all(&daemon, &hello).await?;
         moved.to_daemon.fetch_add(hello.len() as u64, Relaxed);
+        // A connection that idles for hours does not carry its hello.
+        drop(hello);
         relay::relay(&client, &daemon, &gateway.buffers, &moved).await
     };
     let outcome = cut.run_until_cancelled(whole).await;
@@ -173,10 +181,8 @@ async fn relay_to_the_end(
         sockets::reset_on_close(&daemon);
     }
     let (to_daemon, to_client) = (moved.to_daemon.load(Relaxed), moved.to_client.load(Relaxed));
-    match outcome {
-        Some(Err(error)) => tracing::debug!(%from, %error, to_daemon, to_client, "connection broke"),
-        _ => tracing::debug!(%from, to_daemon, to_client, broken, "connection ended"),
-    }
+    let error = outcome.and_then(Result::err);
+    tracing::debug!(%from, to_daemon, to_client, broken, error = error.map(tracing::field::display), "connection ended");
     drop((client, daemon));
     gateway.counters.relay_ended(to_daemon, to_client, broken);
 }

@@ -87,7 +87,11 @@ impl Refusal {
     const fn is_ours(self) -> bool {
         matches!(
             self,
-            Self::TooManyConnections | Self::TooManyHalfOpen | Self::Unavailable | Self::WakeTimedOut | Self::Unreachable
+            Self::TooManyConnections
+                | Self::TooManyHalfOpen
+                | Self::Unavailable
+                | Self::WakeTimedOut
+                | Self::Unreachable
         )
     }
 }

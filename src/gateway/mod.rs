@@ -119,10 +119,17 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 impl Gateway {
     /// `domains`: daemons are known as `buildkitd-<key>.<domain>` below each of them. Their order means nothing: a
     /// name has to stand directly below one of them (G1).
-    pub fn new(directory: Arc<dyn Directory>, domains: Vec<String>, limits: Limits) -> Self {
+    pub fn new(directory: Arc<dyn Directory>, domains: &[String], limits: Limits) -> Self {
         let domains = domains.iter().map(|d| d.trim_matches('.').to_ascii_lowercase()).collect();
         let admission = Admission::new(limits.connections, limits.half_open, limits.half_open_per_source);
-        Self { directory, domains, limits, admission, counters: Counters::default(), buffers: relay::Buffers::default() }
+        Self {
+            directory,
+            domains,
+            limits,
+            admission,
+            counters: Counters::default(),
+            buffers: relay::Buffers::default(),
+        }
     }
 
     pub fn counters(&self) -> &Counters {

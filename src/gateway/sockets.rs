@@ -15,7 +15,7 @@ const PROBES: u32 = 3;
 /// nothing else would notice a runner that lost its power, and its project would stay busy.
 ///
 /// The price: a client that is alive but suspended with a full receive window counts as dead too.
-const DEAD_AFTER: Duration = Duration::from_secs(60);
+const DEAD_AFTER: Duration = Duration::from_mins(1);
 
 /// For both legs, before the first byte.
 pub(super) fn prepare(stream: &TcpStream) -> io::Result<()> {

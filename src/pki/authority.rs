@@ -1,6 +1,8 @@
 //! A project's certificate authority: made once, in one rename, and checked each time it is read.
 
+use std::fs::Permissions;
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use kiln_domain::{Key, Timestamp};
@@ -63,11 +65,20 @@ impl Authority {
     /// Makes both files in a directory aside and renames that: either both are there or none, and of two makers one
     /// wins. Success says that there is an authority, not that it is this one.
     pub(super) fn make(authorities: &Path, key: &Key, now: Timestamp) -> Result<(), PkiError> {
-        let (certificate, private) =
-            generate(key, now).map_err(|source| PkiError::Make { what: "certificate authority", key: key.clone(), source })?;
-        let aside = tempfile::Builder::new().prefix(files::UNFINISHED).tempdir_in(authorities).map_err(|source| {
-            PkiError::Io { operation: "make a directory in", path: authorities.to_owned(), source }
+        let (certificate, private) = generate(key, now).map_err(|source| PkiError::Make {
+            what: "certificate authority",
+            key: key.clone(),
+            source,
         })?;
+        let aside = tempfile::Builder::new()
+            .prefix(files::UNFINISHED)
+            .permissions(Permissions::from_mode(0o700))
+            .tempdir_in(authorities)
+            .map_err(|source| PkiError::Io {
+                operation: "make a directory in",
+                path: authorities.to_owned(),
+                source,
+            })?;
         files::write(aside.path(), KEY, &private)?;
         files::write(aside.path(), CERTIFICATE, &certificate)?;
         let target = authorities.join(key.as_str());
@@ -77,7 +88,9 @@ impl Authority {
                 let _moved = aside.keep();
                 files::sync_directory(authorities)
             }
-            Err(error) if matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists) => Ok(()),
+            Err(error) if matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists) => {
+                Ok(())
+            }
             Err(source) => Err(PkiError::Io { operation: "make", path: target, source }),
         }
     }

@@ -37,7 +37,7 @@ pub(super) fn daemon(authority: &Authority, key: &Key, names: &DaemonNames, now:
     params.subject_alt_names.extend(names.addresses.iter().copied().map(SanType::IpAddress));
     params.not_before = instant(earlier(now, CLOCK_SKEW));
     params.not_after = instant(now.plus(DAEMON_LIFETIME)).min(authority_end(authority));
-    sign(authority, params).map_err(|source| PkiError::Make { what: "daemon certificate", key: key.clone(), source })
+    sign(authority, &params).map_err(|source| PkiError::Make { what: "daemon certificate", key: key.clone(), source })
 }
 
 /// `expires` does not lie behind the authority's own end.
@@ -45,7 +45,7 @@ pub(super) fn client(authority: &Authority, key: &Key, now: Timestamp, expires: 
     let mut params = params(format!("client of {key}"), ExtendedKeyUsagePurpose::ClientAuth);
     params.not_before = instant(earlier(now, CLOCK_SKEW));
     params.not_after = instant(expires);
-    sign(authority, params).map_err(|source| PkiError::Make { what: "credential", key: key.clone(), source })
+    sign(authority, &params).map_err(|source| PkiError::Make { what: "credential", key: key.clone(), source })
 }
 
 fn params(name: String, usage: ExtendedKeyUsagePurpose) -> CertificateParams {
@@ -58,7 +58,7 @@ fn params(name: String, usage: ExtendedKeyUsagePurpose) -> CertificateParams {
     params
 }
 
-fn sign(authority: &Authority, params: CertificateParams) -> Result<Pair, rcgen::Error> {
+fn sign(authority: &Authority, params: &CertificateParams) -> Result<Pair, rcgen::Error> {
     let private = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?;
     Ok((params.signed_by(&private, &authority.issuer)?.pem(), private.serialize_pem()))
 }
@@ -92,9 +92,11 @@ fn is_trusted(authority: &Authority, leaf: &CertificateDer<'_>, names: &DaemonNa
         return false;
     }
     let provider = Arc::new(aws_lc_rs::default_provider());
-    let Ok(verifier) = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build() else { return false };
-    let named = names.server_names.first().and_then(|name| ServerName::try_from(name.as_str()).ok());
-    let Some(name) = named.or_else(|| names.addresses.first().map(|a| ServerName::IpAddress((*a).into()))) else {
+    let Ok(verifier) = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build() else {
+        return false;
+    };
+    let by_name = names.server_names.first().and_then(|name| ServerName::try_from(name.as_str()).ok());
+    let Some(name) = by_name.or_else(|| names.addresses.first().map(|a| ServerName::IpAddress((*a).into()))) else {
         return false;
     };
     [now, now.plus(RENEW_BEFORE)].into_iter().all(|when| {

@@ -39,15 +39,15 @@ mod tests;
 
 use authority::Authority;
 
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const DAY: Duration = Duration::from_hours(24);
 
 /// The lifetimes of the reference (cert-manager: 87600 h, 8760 h, renewed 720 h before the end).
-const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
-const DAEMON_LIFETIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-const RENEW_BEFORE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+const CA_LIFETIME: Duration = Duration::from_hours(10 * 365 * 24);
+const DAEMON_LIFETIME: Duration = Duration::from_hours(365 * 24);
+const RENEW_BEFORE: Duration = Duration::from_hours(30 * 24);
 
 /// How far the clock of the other side may be behind ours.
-const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
+const CLOCK_SKEW: Duration = Duration::from_mins(5);
 
 /// What a daemon's certificate is good for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -76,7 +76,12 @@ impl fmt::Debug for Credential {
 #[derive(Debug, Error)]
 pub enum PkiError {
     #[error("cannot {operation} {path}")]
-    Io { operation: &'static str, path: PathBuf, #[source] source: io::Error },
+    Io {
+        operation: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error(
         "the certificate authority in {directory} is damaged: {why}; restore both files from a backup, or stop the project and \
          remove the directory: a new authority is made, and credentials that are out stop working"
@@ -94,7 +99,12 @@ pub enum PkiError {
     #[error("a credential that ends at {0} would be expired already")]
     AlreadyOver(Timestamp),
     #[error("cannot make the {what} of {key}")]
-    Make { what: &'static str, key: Key, #[source] source: rcgen::Error },
+    Make {
+        what: &'static str,
+        key: Key,
+        #[source]
+        source: rcgen::Error,
+    },
 }
 
 /// The certificates of all projects of one state directory.

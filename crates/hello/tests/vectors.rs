@@ -127,9 +127,14 @@ fn names_that_are_none_are_refused() {
     let long = ["a".repeat(60).as_str(); 5].join(".");
     assert!(long.len() > 300);
     let nul = b"buildkitd-p1a2b3c4d5e6f7a8\0.builds.example.com";
-    for name in [&b""[..], nul, "b\u{fc}ildkitd.example.com".as_bytes(), &[0xff, 0xfe], long.as_bytes(), b"a b", b".."] {
+    for name in [&b""[..], nul, "b\u{fc}ildkitd.example.com".as_bytes(), &[0xff, 0xfe], long.as_bytes(), b"a b", b".."]
+    {
         let outcome = read(&records(&named(name), 9999));
-        assert!(matches!(outcome, Err(HelloError::Malformed(_))), "{:?} gave {outcome:?}", name.escape_ascii().to_string());
+        assert!(
+            matches!(outcome, Err(HelloError::Malformed(_))),
+            "{:?} gave {outcome:?}",
+            name.escape_ascii().to_string()
+        );
     }
     let other_kind = records(&message(&[server_name_of(1, NAME.as_bytes()), signatures()].concat()), 9999);
     assert!(!matches!(read(&other_kind), Ok(Progress::Hello(Hello { server_name: Some(_) }))));
@@ -137,7 +142,9 @@ fn names_that_are_none_are_refused() {
 
 #[test]
 fn what_is_not_tls_is_known_by_its_first_bytes() {
-    for bytes in [&b"GET / HTTP/1.1\r\n"[..], b"SSH-2.0-OpenSSH_9.2\r\n", b"PRI * HTTP/2.0", &[0x80, 0x2e, 1, 3, 1], &[22, 2]] {
+    for bytes in
+        [&b"GET / HTTP/1.1\r\n"[..], b"SSH-2.0-OpenSSH_9.2\r\n", b"PRI * HTTP/2.0", &[0x80, 0x2e, 1, 3, 1], &[22, 2]]
+    {
         let error = read(bytes).expect_err("not TLS");
         assert!(matches!(error, HelloError::NotTls(_)), "{error:?}");
         assert_eq!(error.alert(), Alert::UnexpectedMessage);
