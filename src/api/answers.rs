@@ -20,11 +20,11 @@ pub(super) struct PlainError {
 }
 
 impl PlainError {
-    pub(super) fn new(status: StatusCode, text: impl ToString) -> Self {
-        Self { status, text: text.to_string(), retry_after: None }
+    pub(super) fn new(status: StatusCode, text: impl Into<String>) -> Self {
+        Self { status, text: text.into(), retry_after: None }
     }
 
-    pub(super) fn bad_request(text: impl ToString) -> Self {
+    pub(super) fn bad_request(text: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, text)
     }
 }
@@ -60,24 +60,24 @@ pub(super) struct JsonError {
 }
 
 impl JsonError {
-    pub(super) fn new(status: StatusCode, error: impl ToString) -> Self {
-        Self { status, error: error.to_string() }
+    pub(super) fn new(status: StatusCode, error: impl Into<String>) -> Self {
+        Self { status, error: error.into() }
     }
 }
 
 impl From<StoreError> for JsonError {
     fn from(failure: StoreError) -> Self {
         if failure.is_retryable() {
-            return Self::new(StatusCode::SERVICE_UNAVAILABLE, failure);
+            return Self::new(StatusCode::SERVICE_UNAVAILABLE, failure.to_string());
         }
         error!(error = &failure as &dyn std::error::Error, "a read for the API failed");
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, failure)
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, failure.to_string())
     }
 }
 
 impl From<StopError> for JsonError {
     fn from(error: StopError) -> Self {
-        Self::new(error.status(), error)
+        Self::new(error.status(), error.to_string())
     }
 }
 

@@ -29,7 +29,7 @@ use tracing::debug;
 
 /// The reference's bounds.
 const HEAD_TIME: Duration = Duration::from_secs(5);
-const IDLE_TIME: Duration = Duration::from_secs(60);
+const IDLE_TIME: Duration = Duration::from_mins(1);
 
 /// What a request's head may take: our clients send a few hundred bytes.
 const HEAD_BYTES: usize = 16 * 1024;

@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
 use http_body_util::BodyExt as _;
+use kiln_domain::lease::ParseTokenError;
 use kiln_domain::{Key, LeaseToken};
 use kiln_wire::{CompleteRequest, DecodeError, MAX_BODY_BYTES, RouteRequest, RouteResponse, decode};
 use serde::de::DeserializeOwned;
@@ -25,6 +26,7 @@ const MAX_KEY_BYTES: usize = 64;
     responses(
         (status = 200, description = "The daemon answers; the lease is on disk", body = RouteResponse),
         (status = 400, description = "Malformed request", body = String, content_type = "text/plain"),
+        (status = 408, description = "The body did not arrive in time", body = String, content_type = "text/plain"),
         (status = 403, description = "Refused", body = String, content_type = "text/plain"),
         (status = 429, description = "Too many requests wait", body = String, content_type = "text/plain"),
         (status = 500, description = "The daemon could not be made", body = String, content_type = "text/plain"),
@@ -34,7 +36,7 @@ const MAX_KEY_BYTES: usize = 64;
 )]
 pub(super) async fn route(State(api): State<Api>, body: Body) -> Result<Json<RouteResponse>, PlainError> {
     let request: RouteRequest = read(body).await?;
-    let spec = request.spec().map_err(PlainError::bad_request)?;
+    let spec = request.spec().map_err(|error| PlainError::bad_request(error.to_string()))?;
     let options = RouteOptions { untrusted: request.untrusted, credential: request.credential };
     let routed = api.heart.route(spec, options).await?;
     // From here to the socket nothing waits: whoever went away before this line has dropped `routed`, which releases
@@ -48,6 +50,7 @@ pub(super) async fn route(State(api): State<Api>, body: Body) -> Result<Json<Rou
     responses(
         (status = 202, description = "On its way, or ready", body = RouteResponse),
         (status = 400, description = "Malformed request", body = String, content_type = "text/plain"),
+        (status = 408, description = "The body did not arrive in time", body = String, content_type = "text/plain"),
         (status = 403, description = "Refused", body = String, content_type = "text/plain"),
         (status = 429, description = "Too many requests wait", body = String, content_type = "text/plain"),
         (status = 500, description = "The daemon could not be made", body = String, content_type = "text/plain"),
@@ -59,7 +62,7 @@ pub(super) async fn prewarm(
     body: Body,
 ) -> Result<(StatusCode, Json<RouteResponse>), PlainError> {
     let request: RouteRequest = read(body).await?;
-    let spec = request.spec().map_err(PlainError::bad_request)?;
+    let spec = request.spec().map_err(|error| PlainError::bad_request(error.to_string()))?;
     let response = api.heart.prewarm(spec, request.untrusted).await?;
     Ok((StatusCode::ACCEPTED, Json(response)))
 }
@@ -70,6 +73,7 @@ pub(super) async fn prewarm(
     responses(
         (status = 204, description = "Released, or there was nothing to release"),
         (status = 400, description = "Malformed request", body = String, content_type = "text/plain"),
+        (status = 408, description = "The body did not arrive in time", body = String, content_type = "text/plain"),
         (status = 500, description = "The release could not be written", body = String, content_type = "text/plain"),
         (status = 503, description = "Not now; see Retry-After", body = String, content_type = "text/plain"),
     )
@@ -86,7 +90,7 @@ pub(super) async fn complete(State(api): State<Api>, body: Body) -> Result<Statu
         None | Some("") => {
             return Err(PlainError::bad_request("buildId is required: it is the one that /route answered"));
         }
-        Some(text) => text.parse().map_err(PlainError::bad_request)?,
+        Some(text) => text.parse().map_err(|error: ParseTokenError| PlainError::bad_request(error.to_string()))?,
     };
     // What is no key names no project, so there is nothing to release; and nothing is remembered of it (L17).
     if let Ok(key) = request.key.parse::<Key>() {
@@ -100,7 +104,7 @@ async fn read<T: DeserializeOwned>(body: Body) -> Result<T, PlainError> {
         let text = format!("the request's body did not arrive within {} s", BODY_TIME.as_secs());
         PlainError::new(StatusCode::REQUEST_TIMEOUT, text)
     })??;
-    decode(&bytes).map_err(PlainError::bad_request)
+    decode(&bytes).map_err(|error| PlainError::bad_request(error.to_string()))
 }
 
 /// Stops reading at the limit: memory does not grow with what a client sends.
@@ -110,7 +114,7 @@ async fn collect(mut body: Body) -> Result<Vec<u8>, PlainError> {
         let frame = frame.map_err(|error| PlainError::bad_request(format!("the request's body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > MAX_BODY_BYTES {
-            return Err(PlainError::bad_request(DecodeError::TooLarge(bytes.len() + data.len())));
+            return Err(PlainError::bad_request(DecodeError::TooLarge(bytes.len() + data.len()).to_string()));
         }
         bytes.extend_from_slice(&data);
     }

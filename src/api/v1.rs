@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use kiln_domain::Key;
+use kiln_domain::{Key, ParseKeyError};
 use kiln_wire::{ApiError, ProjectView};
 
 use super::Api;
@@ -59,5 +59,5 @@ pub(super) async fn stop(State(api): State<Api>, Path(key): Path<String>) -> Res
 }
 
 fn parse(key: &str) -> Result<Key, JsonError> {
-    key.parse().map_err(|error| JsonError::new(StatusCode::BAD_REQUEST, error))
+    key.parse().map_err(|error: ParseKeyError| JsonError::new(StatusCode::BAD_REQUEST, error.to_string()))
 }

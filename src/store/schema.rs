@@ -90,7 +90,11 @@ fn check_ownership(connection: &Connection, path: &Path, known: usize) -> Result
     }
     match usize::try_from(version) {
         Ok(version) if version <= known => Ok(version),
-        _ => Err(OpenError::Newer { path: path.display().to_string(), found: version, known: known as i64 }),
+        _ => Err(OpenError::Newer {
+            path: path.display().to_string(),
+            found: version,
+            known: version_number(known).into(),
+        }),
     }
 }
 
@@ -113,7 +117,7 @@ fn check_integrity(connection: &Connection, path: &Path) -> Result<(), OpenError
 /// Each migration is one transaction together with its number, so a crash leaves the version before or after it.
 fn migrate(connection: &mut Connection, path: &Path, found: usize, migrations: &[&str]) -> Result<(), OpenError> {
     for (index, sql) in migrations.iter().enumerate().skip(found) {
-        let version = index + 1;
+        let version = version_number(index + 1);
         if index > 0 {
             keep_copy(connection, path, version)?;
         }
@@ -121,7 +125,7 @@ fn migrate(connection: &mut Connection, path: &Path, found: usize, migrations: &
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             transaction.execute_batch(sql)?;
             transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
-            transaction.pragma_update(None, "user_version", version as i64)?;
+            transaction.pragma_update(None, "user_version", version)?;
             transaction.commit()
         };
         migrate(connection).map_err(at(path, "migrate"))?;
@@ -129,8 +133,13 @@ fn migrate(connection: &mut Connection, path: &Path, found: usize, migrations: &
     Ok(())
 }
 
+/// There are never so many that this saturates.
+fn version_number(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
 /// `<path>.before-<version>`: the way back when a new Kiln turns out to be worse. Complete or not there.
-fn keep_copy(connection: &Connection, path: &Path, version: usize) -> Result<(), OpenError> {
+fn keep_copy(connection: &Connection, path: &Path, version: u32) -> Result<(), OpenError> {
     let copy = beside(path, &format!(".before-{version}"));
     let unfinished = beside(&copy, ".unfinished");
     let io = |doing| {
@@ -161,7 +170,7 @@ fn allocate_wal(path: &Path) -> std::io::Result<()> {
 
     let wal = beside(path, "-wal");
     let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(&wal)?;
-    let zeros = [0; 64 * 1024];
+    let zeros = [0; 8 * 1024];
     let mut end = file.metadata()?.len();
     while end < WAL_BYTES {
         let wanted = zeros.len().min((WAL_BYTES - end) as usize);

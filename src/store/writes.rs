@@ -51,7 +51,7 @@ pub(super) fn create_project(
                 ":address": record.address.to_bits(),
                 ":phase": phase,
                 ":phase_reason": phase_reason,
-                ":generation": record.generation.get() as i64,
+                ":generation": clamped(record.generation.get()),
                 ":incarnation": record.incarnation,
                 ":tier": tier_name(record.settings.tier),
                 ":idle_window_ms": record.settings.idle_window.map(millis),
@@ -114,7 +114,7 @@ pub(super) fn save_project(
                 ":key": record.key.as_str(),
                 ":phase": phase,
                 ":phase_reason": phase_reason,
-                ":generation": record.generation.get() as i64,
+                ":generation": clamped(record.generation.get()),
                 ":incarnation": record.incarnation,
                 ":tier": tier_name(record.settings.tier),
                 ":idle_window_ms": record.settings.idle_window.map(millis),
@@ -201,7 +201,7 @@ fn phase_columns(phase: &Phase) -> (&'static str, Option<&str>) {
     }
 }
 
-/// SQLite's integers are signed; nobody has a volume of 8 EiB.
-fn clamped(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
+/// SQLite's integers are signed; nobody has a volume of 8 EiB or that many starts.
+fn clamped(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }

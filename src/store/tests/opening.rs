@@ -99,7 +99,10 @@ fn a_newer_kilns_and_another_programs() {
     let connection = Connection::open(place.path()).expect("opens");
     connection.execute_batch("PRAGMA user_version = 99").expect("writes");
     let error = refusal(&place);
-    assert!(matches!(error, OpenError::Newer { found: 99, known, .. } if known == MIGRATIONS.len() as i64), "{error}");
+    assert!(
+        matches!(error, OpenError::Newer { found: 99, known, .. } if usize::try_from(known) == Ok(MIGRATIONS.len())),
+        "{error}"
+    );
     connection.execute_batch("PRAGMA user_version = 1; PRAGMA application_id = 7").expect("writes");
     assert!(matches!(refusal(&place), OpenError::Foreign { .. }));
 }

@@ -83,7 +83,7 @@ async fn a_lease_lives_until_it_is_released_or_forgotten() {
     assert!(matches!(store.add_lease(&key(1), &lease(1), None).await, Err(StoreError::UnknownProject { .. })));
     store.create_project(&spec(1), POOL, NOW).await.expect("creates");
     let mut late = lease(1);
-    late.created = NOW.plus(Duration::from_secs(60));
+    late.created = NOW.plus(Duration::from_mins(1));
     late.renewed = late.created;
     store.add_lease(&key(1), &late, Some(event("routed"))).await.expect("adds");
     store.add_lease(&key(1), &lease(2), None).await.expect("adds");
@@ -92,9 +92,9 @@ async fn a_lease_lives_until_it_is_released_or_forgotten() {
     let last = activity(store.project(&key(1)).await.expect("reads"));
     assert_eq!(last, late.created, "the older lease did not move it back");
 
-    let later = NOW.plus(Duration::from_secs(120));
+    let later = NOW.plus(Duration::from_mins(2));
     let unknown = store.remove_lease(&lease(9).token, later, Some(event("completed"))).await;
-    assert_eq!(unknown.expect("is no error"), false);
+    assert!(!unknown.expect("is no error"));
     assert_eq!(store.latest_event_id().await.expect("reads"), 1, "a miss writes nothing");
     assert_eq!(activity(store.project(&key(1)).await.expect("reads")), last, "a miss is nobody's activity");
 
@@ -279,7 +279,7 @@ async fn the_journal_is_bounded_and_its_ids_go_on() {
     store.inner.writer.submit(sql(many)).await.expect("fills");
     assert_eq!(store.record(event("the last drop")).await.expect("is written"), 101_000);
     let kept = store.events(0, u32::MAX).await.expect("reads");
-    assert_eq!(kept.len() as i64, events::KEPT);
+    assert_eq!(i64::try_from(kept.len()), Ok(events::KEPT));
     assert_eq!((kept[0].id, kept[kept.len() - 1].text.as_str()), (1001, "the last drop"));
     assert_eq!(store.events(100_998, 1).await.expect("reads")[0].id, 100_999);
 }
