@@ -29,9 +29,14 @@ impl Lab {
         let (source, buildkitd) = (directory.path().join("script"), directory.path().join("buildkitd"));
         std::fs::write(&source, script).expect("written");
         // Copied by another process: a program that this one has open for writing can not be started, and other tests fork.
-        let copied = Command::new("install").args(["-m", "0755"]).args([&source, &buildkitd]).status().expect("install");
+        let copied =
+            Command::new("install").args(["-m", "0755"]).args([&source, &buildkitd]).status().expect("install");
         assert!(copied.success());
-        let config = ProcessConfig { buildkitd, run_dir: directory.path().join("run"), path: "/usr/sbin:/usr/bin:/sbin:/bin".into() };
+        let config = ProcessConfig {
+            buildkitd,
+            run_dir: directory.path().join("run"),
+            path: "/usr/sbin:/usr/bin:/sbin:/bin".into(),
+        };
         Self { directory, config }
     }
 
@@ -179,7 +184,8 @@ async fn a_number_that_was_used_again_is_not_taken_for_the_daemon() {
     runtime.start(&spec).await.expect("started");
     let run = lab.run_file(&spec.key);
     let daemon = run.daemon.clone().expect("recorded");
-    let us = Identity::of(i32::try_from(std::process::id()).expect("fits"), &daemon.boot).expect("readable").expect("alive");
+    let us =
+        Identity::of(i32::try_from(std::process::id()).expect("fits"), &daemon.boot).expect("readable").expect("alive");
     let path = lab.config.run_dir.join(spec.key.as_str()).join("run.json");
     for other in [
         Identity { start: daemon.start + 1, ..daemon.clone() },
@@ -230,6 +236,27 @@ async fn what_does_not_drain_is_killed_with_its_steps() {
     assert!(began.elapsed() >= Duration::from_millis(200), "it was given its time");
     assert_eq!(runtime.look(&spec).await.expect("looked"), InstanceState::Stopped);
     assert!(gone(step), "the step outlived its daemon");
+}
+
+#[tokio::test]
+async fn what_a_dead_daemon_left_mounted_is_unmounted() {
+    let lab = Lab::new(STAND_IN);
+    let (runtime, spec) = (lab.runtime().await, lab.spec(&contract::key()));
+    runtime.create(&spec).await.expect("created");
+    runtime.start(&spec).await.expect("started");
+    let points = [spec.volume.join("rootfs"), spec.volume.join("rootfs/dev")];
+    for point in &points {
+        std::fs::create_dir(point).expect("made");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(point).output();
+        if !mounted.is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: cannot mount");
+            return;
+        }
+    }
+    let left = || super::super::occupancy::mounts_below(&spec.volume).expect("listed");
+    assert_eq!(left().len(), 2);
+    runtime.stop(&spec, StopBound::Force).await.expect("stopped");
+    assert_eq!(left(), Vec::<PathBuf>::new());
 }
 
 #[tokio::test]
@@ -316,7 +343,9 @@ async fn an_instance_that_differs_is_half_made_until_it_is_made_again() {
 #[tokio::test]
 async fn a_run_directory_that_cannot_be_used_is_said() {
     let lab = Lab::new(STAND_IN);
-    for run_dir in [Path::new("relative"), &lab.directory.path().join("missing/run"), &lab.directory.path().join("script")] {
+    for run_dir in
+        [Path::new("relative"), &lab.directory.path().join("missing/run"), &lab.directory.path().join("script")]
+    {
         let config = ProcessConfig { run_dir: run_dir.to_owned(), ..lab.config.clone() };
         let error = ProcessRuntime::new(config).await.err().map(|e| e.to_string());
         assert!(error.is_some_and(|e| e.starts_with("process is not available")), "of {}", run_dir.display());
