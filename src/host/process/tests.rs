@@ -78,7 +78,10 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         for pid in self.daemons() {
-            let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
+            let _ = Identity::of(pid, "").map(|daemon| daemon.map(|daemon| kill::tree(&daemon)));
+        }
+        for point in crate::host::occupancy::mounts_below(self.directory.path()).unwrap_or_default() {
+            let _ = Command::new("umount").arg("-l").arg(point).status();
         }
     }
 }
@@ -253,7 +256,7 @@ async fn what_a_dead_daemon_left_mounted_is_unmounted() {
             return;
         }
     }
-    let left = || super::super::occupancy::mounts_below(&spec.volume).expect("listed");
+    let left = || crate::host::occupancy::mounts_below(&spec.volume).expect("listed");
     assert_eq!(left().len(), 2);
     runtime.stop(&spec, StopBound::Force).await.expect("stopped");
     assert_eq!(left(), Vec::<PathBuf>::new());
@@ -381,7 +384,7 @@ async fn a_real_buildkitd_lives_dies_and_is_adopted() {
     words_with(&runtime, &spec, "running server").await;
     runtime.stop(&spec, StopBound::Force).await.expect("killed");
     assert!(lab.daemons().is_empty());
-    assert!(super::super::occupancy::mounts_below(&spec.volume).expect("listed").is_empty());
+    assert!(crate::host::occupancy::mounts_below(&spec.volume).expect("listed").is_empty());
     runtime.destroy(&spec).await.expect("destroyed");
     assert!(spec.volume.join("buildkitd.lock").exists(), "the cache stays");
 }
