@@ -98,9 +98,7 @@ pub enum VolumeSeen {
     Absent,
     Ready,
     /// There is something under the name that does not carry this project's identity.
-    Foreign {
-        found: String,
-    },
+    Foreign { found: String },
 }
 
 /// The daemon's certificates and configuration on disk.
@@ -115,9 +113,7 @@ pub enum FilesSeen {
 pub enum InstanceSeen {
     Absent,
     /// Exists without everything that it needs, or is not ours to start: never started, made anew.
-    HalfMade {
-        why: String,
-    },
+    HalfMade { why: String },
     Stopped,
     Running {
         /// This run of the instance, in the runtime's words.
@@ -332,10 +328,7 @@ fn is_running(instance: &InstanceSeen) -> bool {
 fn phase_of_running(situation: &Situation<'_>) -> Phase {
     match &situation.observed.instance {
         InstanceSeen::Running { serving: true, incarnation }
-            if situation.record.incarnation.as_deref() == Some(incarnation) =>
-        {
-            Phase::Warm
-        }
+            if situation.record.incarnation.as_deref() == Some(incarnation) => Phase::Warm,
         _ => Phase::Starting,
     }
 }
