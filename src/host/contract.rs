@@ -8,7 +8,7 @@ use tokio::sync::broadcast;
 use super::{InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
 
 /// More than any step takes; a test that reaches it has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(crate) fn key() -> Key {
     "pbcce5b6205652dd7".parse().expect("a key")
@@ -25,7 +25,11 @@ pub(crate) async fn runtime(runtime: &dyn Runtime, make: &(dyn Fn(&Key) -> Insta
 }
 
 /// Looks until the state is as wanted.
-pub(crate) async fn until(runtime: &dyn Runtime, spec: &InstanceSpec, wanted: impl Fn(&InstanceState) -> bool) -> InstanceState {
+pub(crate) async fn until(
+    runtime: &dyn Runtime,
+    spec: &InstanceSpec,
+    wanted: impl Fn(&InstanceState) -> bool,
+) -> InstanceState {
     let mut events = runtime.events();
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
@@ -70,7 +74,7 @@ async fn life(runtime: &dyn Runtime, spec: &InstanceSpec) {
     runtime.create(spec).await.expect("created");
     runtime.create(spec).await.expect("an equal one is success");
     assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Stopped, "created is not started");
-    assert_eq!(runtime.list().await.expect("listed"), [spec.key.clone()]);
+    assert_eq!(runtime.list().await.expect("listed"), std::slice::from_ref(&spec.key));
 
     let mut events = runtime.events();
     let first = runtime.start(spec).await.expect("started");
@@ -113,7 +117,8 @@ async fn two_at_once(runtime: &dyn Runtime, one: &InstanceSpec, other: &Instance
     runtime.stop(one, StopBound::Graceful(PATIENCE)).await.expect("stopped");
     let state = runtime.look(other).await.expect("looked");
     assert_eq!(state, InstanceState::Running { incarnation: of_other }, "a stop is for one instance");
-    let (a, b) = tokio::join!(runtime.stop(other, StopBound::Graceful(PATIENCE)), runtime.stop(other, StopBound::Force));
+    let (a, b) =
+        tokio::join!(runtime.stop(other, StopBound::Graceful(PATIENCE)), runtime.stop(other, StopBound::Force));
     a.and(b).expect("stopped by both");
     for spec in [one, other] {
         runtime.destroy(spec).await.expect("destroyed");

@@ -83,7 +83,11 @@ impl FakeRuntime {
     /// Whether the daemons of a key end right after their start.
     pub fn set_stillborn(&self, key: &Key, stillborn: bool) {
         let mut state = self.state();
-        if stillborn { state.stillborn.insert(key.clone()) } else { state.stillborn.remove(key) };
+        if stillborn {
+            state.stillborn.insert(key.clone())
+        } else {
+            state.stillborn.remove(key)
+        };
     }
 
     /// How long a daemon takes to drain; at once if nothing is said.
@@ -160,8 +164,12 @@ impl Runtime for FakeRuntime {
         let answer = self.pass(Operation::Look).await?;
         let looked = match self.state().instances.get(&spec.key) {
             None => InstanceState::Absent,
-            Some(Model { incarnation: Some(incarnation), .. }) => InstanceState::Running { incarnation: incarnation.clone() },
-            Some(model) if model.spec != *spec => InstanceState::HalfMade { why: "it was made from another spec".to_owned() },
+            Some(Model { incarnation: Some(incarnation), .. }) => {
+                InstanceState::Running { incarnation: incarnation.clone() }
+            }
+            Some(model) if model.spec != *spec => {
+                InstanceState::HalfMade { why: "it was made from another spec".to_owned() }
+            }
             Some(_) => InstanceState::Stopped,
         };
         answer.map(|()| looked)

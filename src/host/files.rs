@@ -1,12 +1,15 @@
 //! Small JSON files that are replaced in one step, and private directories.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+/// Begins every name of what is not finished or half removed.
+pub(super) const HALF: &str = ".half-";
 
 /// `None` when there is no such file; `InvalidData` when it is damaged or from a newer Kiln.
 pub(super) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
@@ -18,22 +21,15 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     serde_json::from_slice(&bytes).map(Some).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Written aside, synced and renamed: a crash leaves the old file or the new one.
+/// Written aside, synced and renamed: a crash leaves the old file or the new one, and perhaps one whose name begins with
+/// [`HALF`] beside it.
 pub(super) fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
-    let aside = path.with_extension("new");
-    let text = serde_json::to_vec_pretty(value)?;
-    let written = (|| {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        std::fs::rename(&aside, path)
-    })();
-    if written.is_err() {
-        // Of a full disk: the space it took is needed; that it could not be removed adds nothing.
-        let _ = std::fs::remove_file(&aside);
-    }
-    written?;
-    path.parent().map_or(Ok(()), sync_directory)
+    let directory = path.parent().ok_or_else(|| io::Error::other("a path without a directory"))?;
+    let mut aside = tempfile::Builder::new().prefix(HALF).tempfile_in(directory)?;
+    aside.write_all(&serde_json::to_vec_pretty(value)?)?;
+    aside.as_file().sync_all()?;
+    aside.persist(path)?;
+    sync_directory(directory)
 }
 
 /// Makes renames and creations in it durable.

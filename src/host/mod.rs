@@ -3,6 +3,7 @@
 //! * [`Runtime`] runs instances: one per key, each holding one buildkitd. Two kinds: [`incus`] (unprivileged system
 //!   containers; the production home) and [`process`] (a child process; the embedded default, no isolation).
 //! * [`volumes::VolumeEngine`] keeps caches. Engines: `dir`, `btrfs`.
+//! * [`fake`] and [`volumes::fake`] are models of both in memory. The contract tests hold models and real ones to the same.
 //! * [`network`] is the `inet kiln` nftables table that is in force before the first instance.
 //!
 //! Promises: every method is idempotent, names its objects from the key, has a deadline of its own and says in its
@@ -61,10 +62,14 @@ pub struct Limits {
 pub enum InstanceState {
     Absent,
     /// It exists but differs from its spec in a way that must not be started (a device is missing, say).
-    HalfMade { why: String },
+    HalfMade {
+        why: String,
+    },
     Stopped,
     /// `incarnation` changes with every start, also when somebody else started it.
-    Running { incarnation: String },
+    Running {
+        incarnation: String,
+    },
 }
 
 /// A hint, not a truth: whoever hears it looks for himself.
@@ -97,7 +102,13 @@ pub enum RuntimeError {
     #[error("{instance} exited ({status}) right after its start; its last words:\n{log}")]
     Exited { instance: String, status: String, log: String },
     #[error("cannot {operation} {instance}: {path}")]
-    Io { operation: &'static str, instance: String, path: String, #[source] source: std::io::Error },
+    Io {
+        operation: &'static str,
+        instance: String,
+        path: String,
+        #[source]
+        source: std::io::Error,
+    },
 }
 
 impl RuntimeError {

@@ -35,7 +35,7 @@ impl Instances {
     pub(super) fn list(&self) -> Result<Vec<Key>, RuntimeError> {
         let directory = &self.config.run_dir;
         let mut keys = Vec::new();
-        let entries = std::fs::read_dir(directory).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+        let entries = std::fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>);
         for entry in entries.map_err(|source| RuntimeError::Io {
             operation: "list",
             instance: "all instances".to_owned(),
@@ -70,7 +70,9 @@ impl Instances {
         const OPERATION: &str = "create";
         let (key, desk) = (&spec.key, self.desk(&spec.key));
         match files::make_private_directory(desk.directory()) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(error(OPERATION, key, desk.directory(), e)),
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(error(OPERATION, key, desk.directory(), e));
+            }
             _ => {}
         }
         let Some(difference) = self.difference(OPERATION, spec)? else { return Ok(()) };
@@ -91,7 +93,7 @@ impl Instances {
         if let Some(difference) = self.difference(OPERATION, spec)? {
             return Err(refused(OPERATION, key, format!("{difference}; create it again")));
         }
-        self.check(spec)?;
+        Self::check(spec)?;
         let intent = RunFile {
             program: self.config.buildkitd.clone(),
             volume: spec.volume.clone(),
@@ -185,7 +187,10 @@ impl Instances {
         let path = self.desk(key).run();
         match files::read(&path) {
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
-                let why = format!("{} is damaged ({e}); see with ps whether its buildkitd runs, then remove it", path.display());
+                let why = format!(
+                    "{} is damaged ({e}); see with ps whether its buildkitd runs, then remove it",
+                    path.display()
+                );
                 Err(refused(operation, key, why))
             }
             read => read.map_err(|e| error(operation, key, &path, e)),
@@ -198,22 +203,29 @@ impl Instances {
         match files::read::<SpecFile>(&path) {
             Ok(Some(found)) => Ok(found.difference(&SpecFile::from(spec))),
             Ok(None) => Ok(Some(format!("there is no {}", path.display()))),
-            Err(e) if e.kind() == io::ErrorKind::InvalidData => Ok(Some(format!("{} is damaged ({e})", path.display()))),
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                Ok(Some(format!("{} is damaged ({e})", path.display())))
+            }
             Err(e) => Err(error(operation, &spec.key, &path, e)),
         }
     }
 
     /// All that a start needs and that can be said better now than by a daemon that fails.
-    fn check(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
+    fn check(spec: &InstanceSpec) -> Result<(), RuntimeError> {
         const OPERATION: &str = "start";
         let key = &spec.key;
         if !spec.volume.is_dir() {
-            let why = format!("its volume {} is missing; an empty cache in its place would be worse", spec.volume.display());
+            let why =
+                format!("its volume {} is missing; an empty cache in its place would be worse", spec.volume.display());
             return Err(refused(OPERATION, key, why));
         }
         let config = spec.files.join(CONFIG);
         if !config.is_file() {
-            return Err(refused(OPERATION, key, format!("{} is missing; it is written before a start", config.display())));
+            return Err(refused(
+                OPERATION,
+                key,
+                format!("{} is missing; it is written before a start", config.display()),
+            ));
         }
         if kill::unmount_leftovers(&spec.volume).map_err(|e| error(OPERATION, key, &spec.volume, e))? {
             return Ok(());
@@ -222,7 +234,10 @@ impl Instances {
         Err(refused(OPERATION, key, why))
     }
 
-    #[allow(clippy::zombie_processes, reason = "the watcher reaps it by its pidfd, as it does those of an earlier kilnd")]
+    #[allow(
+        clippy::zombie_processes,
+        reason = "the watcher reaps it by its pidfd, as it does those of an earlier kilnd"
+    )]
     fn spawn(&self, spec: &InstanceSpec, desk: &Desk) -> Result<Identity, RuntimeError> {
         const OPERATION: &str = "start";
         let (key, program) = (&spec.key, &self.config.buildkitd);
@@ -258,8 +273,12 @@ impl Instances {
         let program = self.config.buildkitd.display();
         let later = |why: String| RuntimeError::Unavailable { runtime: NAME, why, remedy: "try again".to_owned() };
         match source.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::NOENT | Errno::NOTDIR) => refused("start", key, format!("there is no program {program}; {REMEDY}")),
-            Some(Errno::ACCESS | Errno::PERM) => refused("start", key, format!("{program} may not be executed; chmod 0755 it, or {REMEDY}")),
+            Some(Errno::NOENT | Errno::NOTDIR) => {
+                refused("start", key, format!("there is no program {program}; {REMEDY}"))
+            }
+            Some(Errno::ACCESS | Errno::PERM) => {
+                refused("start", key, format!("{program} may not be executed; chmod 0755 it, or {REMEDY}"))
+            }
             Some(Errno::NOEXEC) => refused("start", key, format!("{program} is no program for this machine; {REMEDY}")),
             Some(Errno::AGAIN | Errno::NOMEM) => later(format!("no process can be started now ({source})")),
             Some(Errno::TXTBSY) => later(format!("{program} is being replaced")),

@@ -78,7 +78,10 @@ mod tests {
         file.write_all(b"\x1b[31mred\xff\n").expect("written");
         note(&desk, "exited").expect("written");
         let words = last_words(&desk).expect("read");
-        assert!(words.starts_with("line 2982\n") && words.ends_with("line 2999\n[31mred\u{fffd}\n[kiln] exited"), "{words}");
+        assert!(
+            words.starts_with("line 2982\n") && words.ends_with("line 2999\n[31mred\u{fffd}\n[kiln] exited"),
+            "{words}"
+        );
         assert_eq!(words.lines().count(), LAST_LINES);
     }
 

@@ -68,14 +68,18 @@ pub struct ProcessRuntime {
 impl ProcessRuntime {
     /// Finds the daemons that are running already and watches them. Must be called within a tokio runtime.
     pub async fn new(config: ProcessConfig) -> Result<Self, RuntimeError> {
-        let unavailable = |why: String, remedy: &str| RuntimeError::Unavailable { runtime: NAME, why, remedy: remedy.to_owned() };
+        let unavailable =
+            |why: String, remedy: &str| RuntimeError::Unavailable { runtime: NAME, why, remedy: remedy.to_owned() };
         for (name, path) in [("buildkitd", &config.buildkitd), ("run_dir", &config.run_dir)] {
             if !path.is_absolute() {
-                return Err(unavailable(format!("{name} is {}, which is not absolute", path.display()), "write it from / on"));
+                return Err(unavailable(
+                    format!("{name} is {}, which is not absolute", path.display()),
+                    "write it from / on",
+                ));
             }
         }
         match files::make_private_directory(&config.run_dir) {
-            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists || !config.run_dir.is_dir() => {
                 let why = format!("{} cannot be made: {e}", config.run_dir.display());
                 return Err(unavailable(why, "make its parent directory, writable for the user that kilnd runs as"));
             }
@@ -155,7 +159,12 @@ impl ProcessRuntime {
         for handle in handles {
             if !watch::ended(handle, KILL).await.map_err(|e| error("stop", key, proc, e))? {
                 let waited_for = format!("process {} or one of its children to end after SIGKILL", daemon.pid);
-                return Err(RuntimeError::TimedOut { operation: "stop", instance: key.daemon_name(), waited_for, after: KILL });
+                return Err(RuntimeError::TimedOut {
+                    operation: "stop",
+                    instance: key.daemon_name(),
+                    waited_for,
+                    after: KILL,
+                });
             }
         }
         Ok(())

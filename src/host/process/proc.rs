@@ -121,7 +121,15 @@ mod tests {
     fn a_name_with_parentheses_does_not_shift_the_fields() {
         let line = b"12 (a) (b c) S 7 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1 2\n";
         assert_eq!(parse(line), Some(Stat { state: b'S', parent: 7, start: 98765 }));
-        for broken in ["", "12", "12 (a", "12 (a)", "12 (a) S", "12 (a) S 7 1 1 1", "12 (a) S x 12 12 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 9"] {
+        for broken in [
+            "",
+            "12",
+            "12 (a",
+            "12 (a)",
+            "12 (a) S",
+            "12 (a) S 7 1 1 1",
+            "12 (a) S x 12 12 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 9",
+        ] {
             assert_eq!(parse(broken.as_bytes()), None, "of {broken:?}");
         }
     }

@@ -11,8 +11,8 @@ use super::*;
 use crate::host::{Limits, Properties, contract};
 
 /// Ends on SIGTERM, like a drained buildkitd. The child is what a build step is to a real one.
-const STAND_IN: &str = "#!/bin/sh\ntrap 'echo drained; kill $child; exit 1' TERM\necho \"up with $*\"\nenv\n\
-    sleep 1000 & child=$!\nwhile :; do wait $child; done\n";
+const STAND_IN: &str = "#!/bin/sh\ntrap 'echo drained; kill $!; exit 1' TERM\necho \"up with $*\"\nenv\n\
+    sleep 1000 &\nwhile :; do wait $!; done\n";
 /// Never drains, and its step sits in a session of its own.
 const STUBBORN: &str = "#!/bin/sh\ntrap '' TERM\nsetsid sh -c 'trap \"\" TERM; sleep 1000 & echo $! >\"$1\"/step; wait' sh \"$4\" &\n\
     while :; do wait; done\n";
@@ -29,9 +29,14 @@ impl Lab {
         let (source, buildkitd) = (directory.path().join("script"), directory.path().join("buildkitd"));
         std::fs::write(&source, script).expect("written");
         // Copied by another process: a program that this one has open for writing can not be started, and other tests fork.
-        let copied = Command::new("install").args(["-m", "0755"]).args([&source, &buildkitd]).status().expect("install");
+        let copied =
+            Command::new("install").args(["-m", "0755"]).args([&source, &buildkitd]).status().expect("install");
         assert!(copied.success());
-        let config = ProcessConfig { buildkitd, run_dir: directory.path().join("run"), path: "/usr/sbin:/usr/bin:/sbin:/bin".into() };
+        let config = ProcessConfig {
+            buildkitd,
+            run_dir: directory.path().join("run"),
+            path: "/usr/sbin:/usr/bin:/sbin:/bin".into(),
+        };
         Self { directory, config }
     }
 
@@ -73,7 +78,10 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         for pid in self.daemons() {
-            let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
+            let _ = Identity::of(pid, "").map(|daemon| daemon.map(|daemon| kill::tree(&daemon)));
+        }
+        for point in crate::host::occupancy::mounts_below(self.directory.path()).unwrap_or_default() {
+            let _ = Command::new("umount").arg("-l").arg(point).status();
         }
     }
 }
@@ -179,7 +187,8 @@ async fn a_number_that_was_used_again_is_not_taken_for_the_daemon() {
     runtime.start(&spec).await.expect("started");
     let run = lab.run_file(&spec.key);
     let daemon = run.daemon.clone().expect("recorded");
-    let us = Identity::of(i32::try_from(std::process::id()).expect("fits"), &daemon.boot).expect("readable").expect("alive");
+    let us =
+        Identity::of(i32::try_from(std::process::id()).expect("fits"), &daemon.boot).expect("readable").expect("alive");
     let path = lab.config.run_dir.join(spec.key.as_str()).join("run.json");
     for other in [
         Identity { start: daemon.start + 1, ..daemon.clone() },
@@ -230,6 +239,27 @@ async fn what_does_not_drain_is_killed_with_its_steps() {
     assert!(began.elapsed() >= Duration::from_millis(200), "it was given its time");
     assert_eq!(runtime.look(&spec).await.expect("looked"), InstanceState::Stopped);
     assert!(gone(step), "the step outlived its daemon");
+}
+
+#[tokio::test]
+async fn what_a_dead_daemon_left_mounted_is_unmounted() {
+    let lab = Lab::new(STAND_IN);
+    let (runtime, spec) = (lab.runtime().await, lab.spec(&contract::key()));
+    runtime.create(&spec).await.expect("created");
+    runtime.start(&spec).await.expect("started");
+    let points = [spec.volume.join("rootfs"), spec.volume.join("rootfs/dev")];
+    for point in &points {
+        std::fs::create_dir(point).expect("made");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(point).output();
+        if !mounted.is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: cannot mount");
+            return;
+        }
+    }
+    let left = || crate::host::occupancy::mounts_below(&spec.volume).expect("listed");
+    assert_eq!(left().len(), 2);
+    runtime.stop(&spec, StopBound::Force).await.expect("stopped");
+    assert_eq!(left(), Vec::<PathBuf>::new());
 }
 
 #[tokio::test]
@@ -316,7 +346,9 @@ async fn an_instance_that_differs_is_half_made_until_it_is_made_again() {
 #[tokio::test]
 async fn a_run_directory_that_cannot_be_used_is_said() {
     let lab = Lab::new(STAND_IN);
-    for run_dir in [Path::new("relative"), &lab.directory.path().join("missing/run"), &lab.directory.path().join("script")] {
+    for run_dir in
+        [Path::new("relative"), &lab.directory.path().join("missing/run"), &lab.directory.path().join("script")]
+    {
         let config = ProcessConfig { run_dir: run_dir.to_owned(), ..lab.config.clone() };
         let error = ProcessRuntime::new(config).await.err().map(|e| e.to_string());
         assert!(error.is_some_and(|e| e.starts_with("process is not available")), "of {}", run_dir.display());
@@ -352,7 +384,7 @@ async fn a_real_buildkitd_lives_dies_and_is_adopted() {
     words_with(&runtime, &spec, "running server").await;
     runtime.stop(&spec, StopBound::Force).await.expect("killed");
     assert!(lab.daemons().is_empty());
-    assert!(super::super::occupancy::mounts_below(&spec.volume).expect("listed").is_empty());
+    assert!(crate::host::occupancy::mounts_below(&spec.volume).expect("listed").is_empty());
     runtime.destroy(&spec).await.expect("destroyed");
     assert!(spec.volume.join("buildkitd.lock").exists(), "the cache stays");
 }

@@ -44,7 +44,8 @@ impl BtrfsEngine {
 }
 
 fn is_btrfs(path: &Path) -> Result<(), VolumeError> {
-    const REMEDY: &str = "mount a btrfs there (mkfs.btrfs makes one), name a directory on one, or choose the engine dir";
+    const REMEDY: &str =
+        "mount a btrfs there (mkfs.btrfs makes one), name a directory on one, or choose the engine dir";
     match rustix::fs::statfs(path) {
         Ok(stat) if u64::try_from(stat.f_type).is_ok_and(|kind| kind == MAGIC) => Ok(()),
         Ok(_) => Err(root::unusable(path, "it is not on a btrfs", REMEDY)),
@@ -109,7 +110,8 @@ impl Medium for Btrfs {
         let args: [&OsStr; 6] =
             ["filesystem".as_ref(), "du".as_ref(), "-s".as_ref(), "--raw".as_ref(), "--".as_ref(), at.as_os_str()];
         let printed = self.btrfs.run(&args, WALK).await?;
-        let used = parse_du(&printed).ok_or_else(|| self.btrfs.failure(&args, &format!("not understood: {printed}")))?;
+        let used =
+            parse_du(&printed).ok_or_else(|| self.btrfs.failure(&args, &format!("not understood: {printed}")))?;
         Ok(Usage { used, size: None, available: free })
     }
 }
@@ -179,16 +181,22 @@ mod tests {
             --------         ----         ----     --------     -------- \n0/257          16384        8192    104857600         none ";
         let quota = Quota { referenced: 16384, exclusive: 8192, limit: Some(104_857_600) };
         assert_eq!(parse_quota(printed), Some(quota));
-        let printed = "Qgroupid    Referenced    Exclusive Max referenced Max exclusive Path\n0/5 1 2 none none <toplevel>";
+        let printed =
+            "Qgroupid    Referenced    Exclusive Max referenced Max exclusive Path\n0/5 1 2 none none <toplevel>";
         assert_eq!(parse_quota(printed), Some(Quota { referenced: 1, exclusive: 2, limit: None }));
-        for broken in ["", "0/257", "0/257 1", "0/257 1 2", "0/257 -1 2 none", "0/257 1 2 3.5MiB none", "1/0 1 2 none none"] {
+        for broken in
+            ["", "0/257", "0/257 1", "0/257 1 2", "0/257 -1 2 none", "0/257 1 2 3.5MiB none", "1/0 1 2 none none"]
+        {
             assert_eq!(parse_quota(broken), None, "of {broken:?}");
         }
     }
 
     #[test]
     fn rows_of_disk_usage() {
-        assert_eq!(parse_du("     Total   Exclusive  Set shared  Filename\n   2097152     1048576     1048576  /x"), Some(1_048_576));
+        assert_eq!(
+            parse_du("     Total   Exclusive  Set shared  Filename\n   2097152     1048576     1048576  /x"),
+            Some(1_048_576)
+        );
         for broken in ["", "Total Exclusive", "12", "12 x", "12 1.5MiB 0 /x"] {
             assert_eq!(parse_du(broken), None, "of {broken:?}");
         }

@@ -1,6 +1,7 @@
 //! Runs the tools that engines stand on: by absolute path, with fixed arguments, in the C locale, under a deadline.
 
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tokio::process::Command;
 use super::VolumeError;
 
 /// For what only touches metadata. Generous: a btrfs transaction on a busy spinning disk takes seconds.
-pub(super) const QUICK: Duration = Duration::from_secs(60);
+pub(super) const QUICK: Duration = Duration::from_mins(1);
 /// For what walks a whole volume, copying or removing it.
 pub(super) const WALK: Duration = Duration::from_mins(30);
 
@@ -41,7 +42,8 @@ pub enum Failure {
 impl Program {
     /// Looks in `search` only, so that what runs as root does not depend on who started us.
     pub(super) fn find(name: &str, search: &[PathBuf], remedy: &str) -> Result<Self, VolumeError> {
-        let found = search.iter().map(|directory| directory.join(name)).find(|path| path.is_absolute() && path.is_file());
+        let found =
+            search.iter().map(|directory| directory.join(name)).find(|path| path.is_absolute() && path.is_file());
         found.map(|path| Self { path }).ok_or_else(|| VolumeError::Unusable {
             path: name.to_owned(),
             why: format!("there is no program {name} in {}", display_all(search)),
@@ -57,7 +59,11 @@ impl Program {
 
     /// Leaves it to the caller what an unsuccessful end means. A tool that is still running when this is dropped or
     /// gives up is killed.
-    pub(super) async fn run_leniently<A: AsRef<OsStr>>(&self, args: &[A], deadline: Duration) -> Result<Printed, Failure> {
+    pub(super) async fn run_leniently<A: AsRef<OsStr>>(
+        &self,
+        args: &[A],
+        deadline: Duration,
+    ) -> Result<Printed, Failure> {
         let mut command = Command::new(&self.path);
         command.args(args).env_clear().env("LC_ALL", "C").current_dir("/").stdin(Stdio::null()).kill_on_drop(true);
         let output = match tokio::time::timeout(deadline, command.output()).await {
@@ -99,7 +105,7 @@ impl Failure {
         }
     }
 
-    pub(super) fn during(self, operation: &'static str, name: impl ToString) -> VolumeError {
+    pub(super) fn during(self, operation: &'static str, name: impl Display) -> VolumeError {
         let name = name.to_string();
         match self {
             Self::Full => VolumeError::Full { operation, name },
@@ -117,7 +123,7 @@ fn shorten(said: &str) -> String {
     let lines: Vec<&str> = said.lines().collect();
     let mut short = lines.iter().take(LINES).copied().collect::<Vec<_>>().join("\n");
     if lines.len() > LINES {
-        short.push_str(&format!("\n(and {} lines more)", lines.len() - LINES));
+        short.push_str("\n(and more of the same)");
     }
     short
 }
@@ -143,7 +149,9 @@ mod tests {
         assert!(matches!(said("echo \"cp: x: No space left on device\" >&2; exit 1").await, Failure::Full));
         assert!(matches!(said("echo \"ERROR: Disk quota exceeded\" >&2; exit 1").await, Failure::Full));
         assert!(matches!(said("echo \"rm: x: Device or resource busy\" >&2; exit 1").await, Failure::Busy { .. }));
-        let Failure::Command { command, said: text } = said("echo odd >&2; exit 3").await else { panic!("another error") };
+        let Failure::Command { command, said: text } = said("echo odd >&2; exit 3").await else {
+            panic!("another error")
+        };
         assert!(command.starts_with("/bin/sh -c") && text == "odd", "{command}: {text}");
         let Failure::Command { said: text, .. } = said("exit 3").await else { panic!("another error") };
         assert!(text.contains('3'), "a silent tool still has a status: {text}");

@@ -205,7 +205,11 @@ async fn btrfs_enforces_a_size_where_quotas_are_on() {
     assert!(usage.available < 8 << 20, "{usage:?}");
     let snapshot = engine.snapshot(&key()).await.expect("a snapshot");
     engine.clone_snapshot(&key(), &snapshot, &key().fork(), &Properties::new()).await.expect("cloned");
-    assert_eq!(engine.usage(&key().fork()).await.expect("measured").size, Some(8 << 20), "a clone has its parent's size");
+    assert_eq!(
+        engine.usage(&key().fork()).await.expect("measured").size,
+        Some(8 << 20),
+        "a clone has its parent's size"
+    );
 }
 
 #[tokio::test]
@@ -241,7 +245,8 @@ async fn btrfs_refuses_another_file_system() {
 async fn roots_that_cannot_be_used_are_left_alone() {
     let parent = tempfile::tempdir().expect("a directory");
     let at = |name: &str| parent.path().join(name);
-    let refused = async |root: &Path| DirEngine::at(root, &search_path()).await.err().map(|e| e.to_string()).unwrap_or_default();
+    let refused =
+        async |root: &Path| DirEngine::at(root, &search_path()).await.err().map(|e| e.to_string()).unwrap_or_default();
 
     let error = refused(&at("missing")).await;
     assert!(error.contains("no such directory") && error.contains("mkdir -p"), "{error}");
@@ -313,12 +318,17 @@ async fn dir_copies_everything_that_a_cache_is_made_of() {
     let script = "set -e; cd \"$1\"; echo x >a; ln a b; chown 12:34 a; chmod 4751 a; touch -h -d @1000000000 a; ln -s /nowhere l; \
         mknod whiteout c 0 0; mkfifo pipe; mkdir o; chmod 1777 o";
     run("sh", &["-c".as_ref(), script.as_ref(), "sh".as_ref(), volume.path.as_os_str()]);
-    rustix::fs::setxattr(volume.path.join("o"), "trusted.overlay.opaque", b"y", rustix::fs::XattrFlags::empty()).expect("set");
+    rustix::fs::setxattr(volume.path.join("o"), "trusted.overlay.opaque", b"y", rustix::fs::XattrFlags::empty())
+        .expect("set");
 
     let snapshot = engine.snapshot(&key()).await.expect("a snapshot");
     let clone = engine.clone_snapshot(&key(), &snapshot, &key().fork(), &Properties::new()).await.expect("cloned");
-    let (of, meta) = (|name: &str| clone.path.join(name), |name: &str| clone.path.join(name).symlink_metadata().expect("there"));
-    assert_eq!((meta("a").mode() & 0o7777, meta("a").uid(), meta("a").gid(), meta("a").mtime()), (0o4751, 12, 34, 1_000_000_000));
+    let (of, meta) =
+        (|name: &str| clone.path.join(name), |name: &str| clone.path.join(name).symlink_metadata().expect("there"));
+    assert_eq!(
+        (meta("a").mode() & 0o7777, meta("a").uid(), meta("a").gid(), meta("a").mtime()),
+        (0o4751, 12, 34, 1_000_000_000)
+    );
     assert_eq!((meta("a").ino(), meta("a").nlink()), (meta("b").ino(), 2), "hard links stay");
     assert_eq!(std::fs::read_link(of("l")).expect("a link"), Path::new("/nowhere"));
     assert_eq!((meta("whiteout").mode() & 0o170_000, meta("whiteout").rdev()), (0o020_000, 0));
@@ -352,21 +362,30 @@ async fn leftovers_go_and_foreign_things_stay() {
     drop(engine);
     let live = root.path().join("live");
     let home = live.join(key().as_str());
-    let halves = [live.join(".half-x-1-1"), root.path().join("trash/.half-x"), home.join("snapshots/.half-kiln-000001")];
+    let halves =
+        [live.join(".half-x-1-1"), root.path().join("trash/.half-x"), home.join("snapshots/.half-kiln-000001")];
     for half in &halves {
         std::fs::create_dir_all(half.join("cache/deep")).expect("made");
+    }
+    let half_files = [root.path().join(".half-1"), home.join(".half-2")];
+    for half in &half_files {
+        std::fs::write(half, "{").expect("written");
     }
     std::fs::create_dir_all(home.join("snapshots/by-hand")).expect("made");
     std::fs::create_dir_all(live.join("p1111111111111111/cache")).expect("made");
     std::fs::create_dir_all(live.join("somebody")).expect("made");
 
     let engine = DirEngine::at(root.path(), &search_path()).await.expect("opened");
-    assert!(halves.iter().all(|half| !half.exists()), "half-made things are removed");
+    assert!(halves.iter().chain(&half_files).all(|half| !half.exists()), "half-made things are removed");
     assert!(home.join("snapshots/by-hand").exists() && live.join("somebody").exists());
     assert!(engine.snapshots(&key()).await.expect("listed").is_empty());
     assert_eq!(engine.list().await.expect("listed").len(), 1, "what is not ours is not listed");
     let unmarked: Key = "p1111111111111111".parse().expect("a key");
-    for error in [engine.get(&unmarked).await.err(), engine.create(&unmarked, &Properties::new(), None).await.err(), engine.discard(&unmarked).await.err()] {
+    for error in [
+        engine.get(&unmarked).await.err(),
+        engine.create(&unmarked, &Properties::new(), None).await.err(),
+        engine.discard(&unmarked).await.err(),
+    ] {
         assert!(matches!(error, Some(VolumeError::Foreign { .. })), "{error:?}");
     }
     // A home that was renamed by hand says whose it is.
@@ -376,7 +395,8 @@ async fn leftovers_go_and_foreign_things_stay() {
     std::fs::rename(live.join("p2222222222222222"), &home).expect("renamed");
     // An identity whose cache is gone is damage, never an empty cache.
     std::fs::remove_dir(home.join("cache")).expect("removed");
-    assert!(matches!(engine.create(&key(), &Properties::new(), None).await, Err(VolumeError::Io { .. })));
+    assert!(matches!(engine.create(&key(), &Properties::new(), None).await, Err(VolumeError::Foreign { .. })));
+    assert!(engine.list().await.expect("listed").is_empty(), "damage to one volume does not hide the others");
 }
 
 #[tokio::test]
@@ -391,7 +411,7 @@ async fn what_is_mounted_below_a_volume_keeps_it_from_being_purged() {
     let trashed = engine.discard(&key()).await.expect("discarded");
     let error = engine.purge(&trashed).await.expect_err("busy");
     assert!(matches!(error, VolumeError::Busy { .. }), "{error}");
-    assert_eq!(engine.trash().await.expect("trash"), [trashed.clone()]);
+    assert_eq!(engine.trash().await.expect("trash"), std::slice::from_ref(&trashed));
     drop(mount);
     let moved = root.path().join("trash").join(trashed.to_string()).join("cache/rootfs");
     run("umount", &["-l".as_ref(), moved.as_os_str()]);
@@ -418,20 +438,23 @@ fn run(program: &str, args: &[&std::ffi::OsStr]) {
 /// A mount that goes with the test.
 struct Mount {
     path: PathBuf,
-    _directory: Option<tempfile::TempDir>,
+    directory: Option<tempfile::TempDir>,
 }
 
 impl Mount {
     fn new(args: &[&str]) -> Option<Self> {
         let directory = tempfile::tempdir().expect("a directory");
-        let mount = Self::over(directory.path(), args)?;
-        Some(Self { path: mount.path.clone(), _directory: Some(directory) }).inspect(|_| std::mem::forget(mount))
+        let mut mount = Self::over(directory.path(), args)?;
+        mount.directory = Some(directory);
+        Some(mount)
     }
 
     fn over(path: &Path, args: &[&str]) -> Option<Self> {
         let output = Command::new("mount").args(args).arg(path).output();
         match output {
-            Ok(output) if output.status.success() => Some(Self { path: path.canonicalize().expect("there"), _directory: None }),
+            Ok(output) if output.status.success() => {
+                Some(Self { path: path.canonicalize().expect("there"), directory: None })
+            }
             Ok(output) => {
                 eprintln!("skipped: cannot mount: {}", String::from_utf8_lossy(&output.stderr).trim());
                 None

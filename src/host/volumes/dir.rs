@@ -77,8 +77,13 @@ impl Medium for Dir {
     }
 
     async fn usage(&self, at: &Path) -> Result<Usage, Failure> {
-        let args: [&OsStr; 5] =
-            ["--summarize".as_ref(), "--block-size=1".as_ref(), "--one-file-system".as_ref(), "--".as_ref(), at.as_os_str()];
+        let args: [&OsStr; 5] = [
+            "--summarize".as_ref(),
+            "--block-size=1".as_ref(),
+            "--one-file-system".as_ref(),
+            "--".as_ref(),
+            at.as_os_str(),
+        ];
         let printed = self.du.run_leniently(&args, WALK).await?;
         // Files that vanish while a daemon works make du complain; its sum is still the best there is.
         let used = printed.stdout.split_whitespace().next().and_then(|sum| sum.parse().ok());

@@ -174,14 +174,19 @@ impl VolumeEngine for FakeVolumes {
         let origin = Some((source.clone(), *snapshot));
         if let Some(model) = state.live.get(target) {
             let again = model.origin == origin;
-            return if again { Ok(model.volume(target)) } else { Err(VolumeError::Exists { operation: OPERATION, name: target.to_string() }) };
+            return if again {
+                Ok(model.volume(target))
+            } else {
+                Err(VolumeError::Exists { operation: OPERATION, name: target.to_string() })
+            };
         }
         state.need_space(OPERATION, target)?;
         let parent = state.require(OPERATION, source)?;
         let files = parent.snapshots.get(snapshot).cloned();
         let size = parent.size;
-        let files = files.ok_or_else(|| VolumeError::Missing { operation: OPERATION, name: format!("{source}@{snapshot}") })?;
-        let model = Model { files, origin, ..Model::new(target, properties, size) };
+        let files =
+            files.ok_or_else(|| VolumeError::Missing { operation: OPERATION, name: format!("{source}@{snapshot}") })?;
+        let model = Model { origin, files, ..Model::new(target, properties, size) };
         let volume = model.volume(target);
         state.live.insert(target.clone(), model);
         Ok(volume)

@@ -72,7 +72,12 @@ pub enum VolumeError {
     #[error("volume storage {path} cannot be used: {why}; {remedy}")]
     Unusable { path: String, why: String, remedy: String },
     #[error("cannot {operation} {path}")]
-    Io { operation: &'static str, path: String, #[source] source: std::io::Error },
+    Io {
+        operation: &'static str,
+        path: String,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("cannot {operation} volume {name}: {command} said: {said}")]
     Command { operation: &'static str, name: String, command: String, said: String },
     #[error("cannot {operation} volume {name}: gave up after {} s waiting for {waited_for}", .after.as_secs())]

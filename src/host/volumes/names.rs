@@ -128,12 +128,25 @@ mod tests {
     #[test]
     fn what_is_not_a_name() {
         for text in [
-            "", "kiln-", "kiln-1", "kiln-00042", "kiln-0000042", "kiln--00042", "kiln-+00042", "kiln-00004x", "Kiln-000042",
-            "daily-000042", "kiln-000042/..", "kiln-99999999999999999999999", "kiln-00004\u{0662}",
+            "",
+            "kiln-",
+            "kiln-1",
+            "kiln-00042",
+            "kiln-0000042",
+            "kiln--00042",
+            "kiln-+00042",
+            "kiln-00004x",
+            "Kiln-000042",
+            "daily-000042",
+            "kiln-000042/..",
+            "kiln-99999999999999999999999",
+            "kiln-00004\u{0662}",
         ] {
             assert!(text.parse::<SnapshotName>().is_err(), "{text:?} was taken for a snapshot");
         }
-        for text in ["", "pbcce5b6205652dd7", "pbcce5b6205652dd7.7", "pbcce5b6205652dd7.000007.x", "x.000007", ".000007"] {
+        for text in
+            ["", "pbcce5b6205652dd7", "pbcce5b6205652dd7.7", "pbcce5b6205652dd7.000007.x", "x.000007", ".000007"]
+        {
             assert!(text.parse::<TrashName>().is_err(), "{text:?} was taken for trash");
         }
     }

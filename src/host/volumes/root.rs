@@ -33,13 +33,12 @@ impl Claim {
         let root = check(root)?;
         suits(&root)?;
         let held = hold(&root)?;
-        let marker = match files::read::<Marker>(&root.join(MARKER)).map_err(|e| unreadable(&root, &e))? {
-            Some(marker) => known(&root, engine, marker)?,
-            None => {
-                let marker = unmarked(&root, engine, rooms)?;
-                files::write(&root.join(MARKER), &marker).map_err(|e| unwritable(&root, &e))?;
-                marker
-            }
+        let marker = if let Some(marker) = files::read(&root.join(MARKER)).map_err(|e| unreadable(&root, &e))? {
+            known(&root, engine, marker)?
+        } else {
+            let marker = unmarked(&root, engine, rooms)?;
+            files::write(&root.join(MARKER), &marker).map_err(|e| unwritable(&root, &e))?;
+            marker
         };
         for room in rooms {
             make_room(&root.join(room)).map_err(|e| unwritable(&root, &e))?;

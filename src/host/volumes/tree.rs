@@ -26,6 +26,7 @@ use super::command::Failure;
 use super::record::{self, KEY_PROPERTY, Marker, Origin, Record};
 use super::root::{Claim, marker_path};
 use super::{SnapshotName, TrashName, Usage, Volume, VolumeEngine, VolumeError};
+use crate::host::files::HALF;
 use crate::host::key_locks::KeyLocks;
 use crate::host::occupancy::{self, Occupancy};
 use crate::host::{Properties, files};
@@ -35,7 +36,6 @@ const TRASH: &str = "trash";
 const RECORD: &str = "record.json";
 const CACHE: &str = "cache";
 const SNAPSHOTS: &str = "snapshots";
-const HALF: &str = ".half-";
 
 /// How a kind of storage makes, copies, measures and removes one directory of cache.
 #[async_trait]
@@ -83,7 +83,8 @@ impl<M: Medium> Tree<M> {
     ) -> Result<Self, VolumeError> {
         let (wanted, engine) = (root.to_owned(), medium.name());
         let claim = tokio::task::spawn_blocking(move || Claim::new(&wanted, engine, &[LIVE, TRASH], suits));
-        let claim = claim.await.map_err(|e| Failure::io(root, io::Error::other(e)).during("open", root.display()))??;
+        let claim =
+            claim.await.map_err(|e| Failure::io(root, io::Error::other(e)).during("open", root.display()))??;
         let tree = Self {
             root: claim.root,
             medium,
@@ -106,7 +107,7 @@ impl<M: Medium> Tree<M> {
             }
         }
         for copy in copies {
-            tracing::info!(path = %copy.display(), "removing a snapshot that a killed run left half-made");
+            tracing::info!(path = %copy.display(), "removing what a killed run left half-made");
             if let Err(failure) = self.medium.remove(&copy).await {
                 tracing::warn!(path = %copy.display(), ?failure, "a leftover cannot be removed");
             }
@@ -317,7 +318,11 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         let origin = Origin { key: source.clone(), snapshot: snapshot.sequence() };
         if let Some((volume, record)) = self.find(OPERATION, target).await? {
             let again = record.origin.as_ref() == Some(&origin);
-            return if again { Ok(volume) } else { Err(VolumeError::Exists { operation: OPERATION, name: target.to_string() }) };
+            return if again {
+                Ok(volume)
+            } else {
+                Err(VolumeError::Exists { operation: OPERATION, name: target.to_string() })
+            };
         }
         let (_, parent) = self.require(OPERATION, source).await?;
         let from = self.snapshot_path(source, *snapshot);
@@ -338,12 +343,13 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         let next = Marker { last_trash: marker.last_trash + 1, ..marker.clone() };
         let name = TrashName::new(key.clone(), next.last_trash);
         let (trashed, path, written) = (self.trashed(&name), marker_path(&self.root), next.clone());
+        // Whatever becomes of this attempt, its number is used up.
+        *marker = next;
         let moved = blocking(&self.home(key), move |home| {
             files::write(&path, &written).map_err(|e| Failure::io(&path, e))?;
             move_to(home, &trashed)
         });
         moved.await.map_err(|e| e.during(OPERATION, key))?;
-        *marker = next;
         Ok(name)
     }
 
@@ -411,14 +417,17 @@ fn read_home(home: &Path, key: &Key) -> Home {
     }
     let path = home.join(CACHE);
     match path.symlink_metadata() {
-        // A record without its cache is damage, and must not be taken for an empty cache.
+        // Damage, and not to be taken for an empty cache.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Home::Foreign(format!("a record whose {CACHE} is missing"))
+        }
         Err(error) => Home::Unreadable(path, error),
         Ok(metadata) if !metadata.is_dir() => Home::Foreign(format!("a volume whose {CACHE} is not a directory")),
         Ok(_) => Home::Ours(Volume { key: key.clone(), path, properties: record.properties.clone() }, record),
     }
 }
 
-/// Everything with a half-made name: whole volumes, and single snapshots.
+/// Everything with a half-made name: whole volumes, and what is single: snapshots and files.
 fn leftovers(root: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Failure> {
     let (mut homes, mut copies) = (Vec::new(), Vec::new());
     let half = |(name, path): (String, PathBuf)| name.starts_with(HALF).then_some(path);
@@ -426,9 +435,11 @@ fn leftovers(root: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Failure> {
         if name.starts_with(HALF) {
             homes.push(path);
         } else if name.parse::<Key>().is_ok() {
+            copies.extend(entries(&path)?.into_iter().filter_map(half));
             copies.extend(entries(&path.join(SNAPSHOTS))?.into_iter().filter_map(half));
         }
     }
+    copies.extend(entries(root)?.into_iter().filter_map(half));
     homes.extend(entries(&root.join(TRASH))?.into_iter().filter_map(half));
     Ok((homes, copies))
 }
