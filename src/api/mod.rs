@@ -9,12 +9,12 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | [`heart`] | what is asked of the rest of Kiln |
-//! | [`routing`] | the three endpoints of the reference |
-//! | [`v1`], [`events`] | what Kiln shows of itself |
-//! | [`answers`] | errors as answers |
-//! | [`guard`] | who may speak over TCP |
-//! | [`listener`], [`serve`](mod@serve), [`connection`] | sockets, accept loops, bounds of a connection |
+//! | `heart` | what is asked of the rest of Kiln |
+//! | `routing` | the three endpoints of the reference |
+//! | `v1`, `events` | what Kiln shows of itself |
+//! | `answers` | errors as answers |
+//! | `guard` | who may speak over TCP |
+//! | `listener`, `serve`, `connection` | sockets, accept loops, bounds of a connection |
 //!
 //! What must not be here: Incus, SQL, rules about leases and phases.
 

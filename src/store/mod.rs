@@ -10,17 +10,17 @@
 //!
 //! What a warm `/route` costs: one row in `leases`, `projects` and `events` each, about five pages appended to a log whose
 //! blocks are allocated already, and one `fdatasync` of it. Moving pages from the log to the database happens between
-//! commits ([`writer`]).
+//! commits (`writer`).
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | [`lock`] | one kilnd per database |
-//! | [`schema`] | from a path to a database that can be trusted; migrations |
-//! | [`writer`] | the writing thread: queue, group commit, checkpoints |
-//! | [`writes`] | each write as SQL |
-//! | [`readers`] | connections that only read |
-//! | [`rows`] | from rows to the domain's types |
-//! | [`events`] | the journal |
+//! | `lock` | one kilnd per database |
+//! | `schema` | from a path to a database that can be trusted; migrations |
+//! | `writer` | the writing thread: queue, group commit, checkpoints |
+//! | `writes` | each write as SQL |
+//! | `readers` | connections that only read |
+//! | `rows` | from rows to the domain's types |
+//! | `events` | the journal |
 //!
 //! What must not be here: rules about leases and phases (kiln-domain), secrets in clear.
 
