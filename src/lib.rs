@@ -18,10 +18,14 @@
 //! | [`pki`] | per-project CA, daemon certificates, build credentials |
 //! | [`image`] | making the container image |
 //! | [`cli`] | the `kiln` command |
+//! | [`bench`] | what this machine makes of the quality bars |
+//! | [`causes`] | an error and its causes in one line |
 //! | [`daemon`] | `kilnd`: starts the parts, waits for a signal |
 
 pub mod api;
+pub mod bench;
 pub mod buildkit;
+pub mod causes;
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -7,6 +7,7 @@ use kiln_domain::{BuildSpec, Key, LeaseToken};
 use kiln_wire::{ProjectView, RouteResponse};
 
 use super::heart::{CompleteError, Heart, RouteError, RouteOptions, Routed, StopError};
+use crate::causes::in_one_line;
 use crate::projects::{self, Projects};
 use crate::store::StoreError;
 
@@ -32,8 +33,8 @@ impl Heart for Projects {
 
     async fn complete(&self, key: &Key, token: &LeaseToken) -> Result<bool, CompleteError> {
         Projects::complete(self, key, token).await.map_err(|error| match error.is_retryable() {
-            true => CompleteError::Unavailable { why: chain(&error), retry_after: SOON },
-            false => CompleteError::Failed(chain(&error)),
+            true => CompleteError::Unavailable { why: in_one_line(&error), retry_after: SOON },
+            false => CompleteError::Failed(in_one_line(&error)),
         })
     }
 
@@ -50,7 +51,7 @@ impl Heart for Projects {
         Projects::stop(self, key).await.map_err(|error| match error {
             Stop::Unknown(key) => StopError::Unknown(key),
             Stop::Busy { need, .. } => StopError::Busy(need),
-            other => StopError::Failed(chain(&other)),
+            other => StopError::Failed(in_one_line(&other)),
         })
     }
 }
@@ -67,22 +68,8 @@ impl From<projects::RouteError> for RouteError {
             Route::NotReady { .. } => Self::NotReady(error.to_string()),
             Route::Closing => Self::Unavailable { why: error.to_string(), retry_after: SOON },
             Route::Store(_) | Route::Failed { .. } | Route::Credential { .. } | Route::Entropy(_) => {
-                Self::Ensure(chain(&error))
+                Self::Ensure(in_one_line(&error))
             }
         }
     }
-}
-
-/// An error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
 }

@@ -60,6 +60,8 @@ pub(super) enum Verb {
     Events(EventsArgs),
     /// Container images that daemons run in
     Image(ImageArgs),
+    /// Measure this machine
+    Bench(crate::bench::BenchArgs),
     /// Print a completion script
     Completions(CompletionsArgs),
 }

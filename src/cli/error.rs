@@ -20,6 +20,8 @@ pub(super) enum CliError {
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error(transparent)]
+    Bench(#[from] crate::bench::BenchError),
+    #[error(transparent)]
     Identity(#[from] IdentityError),
     #[error(transparent)]
     Spec(#[from] SpecError),

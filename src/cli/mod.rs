@@ -58,7 +58,12 @@ pub fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    // A benchmark brings a server of its own; everything else waits for one that runs elsewhere.
+    let mut runtime = match cli.verb {
+        Verb::Bench(_) => tokio::runtime::Builder::new_multi_thread(),
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = match runtime.enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("kiln: cannot start: {error}");
@@ -89,6 +94,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
         Verb::Image(args) => match args.verb {
             ImageVerb::Build(_) => return Err(CliError::NotHere("kiln image build")),
         },
+        Verb::Bench(args) => crate::bench::run(&args).await?,
         Verb::Completions(args) => printer.text(&completions(args.shell))?,
     }
     Ok(ExitCode::SUCCESS)

@@ -55,6 +55,7 @@ pub struct Assembly {
     pub projects: Projects,
     pub gateway: Arc<Gateway>,
     pub store: Store,
+    pub effects: Arc<HostEffects>,
 }
 
 /// Opens what there is and makes what is missing below the state and run directories. Starts no daemon.
@@ -67,19 +68,18 @@ pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
     let pki = Pki::new(&config.state_dir)?;
     let foundations = Foundations {
         store: store.clone(),
-        effects,
+        effects: effects.clone(),
         pki,
         clock: Arc::new(SystemClock),
         entropy: Arc::new(SystemEntropy::default()),
     };
     let projects = Projects::new(projects_config(config), foundations);
     let limits = Limits { connections: config.gateway.max_connections, ..Limits::default() };
-    let gateway = Gateway::new(Arc::new(projects.clone()), config.gateway.domains.clone(), limits);
-    Ok(Assembly { projects, gateway: Arc::new(gateway), store })
+    let gateway = Gateway::new(Arc::new(projects.clone()), &config.gateway.domains, limits);
+    Ok(Assembly { projects, gateway: Arc::new(gateway), store, effects })
 }
 
-/// The host's part alone, for what measures it.
-pub async fn host_effects(config: &Config) -> Result<HostEffects, StartError> {
+async fn host_effects(config: &Config) -> Result<HostEffects, StartError> {
     let volumes = volume_engine(config).await?;
     let (runtime, paths): (Arc<dyn Runtime>, _) = match config.runtime.kind {
         RuntimeKind::Process => {

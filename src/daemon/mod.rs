@@ -26,6 +26,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::api::{self, Api};
+use crate::causes;
 use crate::config::{Config, Overrides, RuntimeKind};
 
 /// As in sysexits.h: something is wrong with the configuration.
@@ -91,7 +92,7 @@ pub fn main() -> ExitCode {
 async fn run(config: &Config) -> Result<(), StartError> {
     let shutdown = CancellationToken::new();
     let signals = (on_signal(SignalKind::terminate())?, on_signal(SignalKind::interrupt())?);
-    let Assembly { projects, gateway, store } = assemble(config).await?;
+    let Assembly { projects, gateway, store, .. } = assemble(config).await?;
 
     // Every door is bound before any is opened: a port that is taken is found out while nothing has happened yet.
     let gateway_door = bind(config.gateway.listen).await?;
@@ -145,15 +146,6 @@ fn print_config(config: &Config) -> ExitCode {
 }
 
 /// One line on standard error, the causes included.
-fn complain(error: &dyn std::error::Error) {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    eprintln!("kilnd: {text}");
+fn complain(error: &(dyn std::error::Error + 'static)) {
+    eprintln!("kilnd: {}", causes::in_one_line(error));
 }

@@ -63,20 +63,6 @@ impl EffectError {
     pub fn timed_out(&self) -> bool {
         matches!(self, Self::TimedOut { .. } | Self::NotServing { .. } | Self::Runtime(RuntimeError::TimedOut { .. }))
     }
-
-    /// The error and its causes in one line (W13: our own words, no command lines).
-    pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            let next = error.to_string();
-            if !text.contains(&next) {
-                text = format!("{text}: {next}");
-            }
-            cause = error.source();
-        }
-        text
-    }
 }
 
 /// How long each step may take before it is given up.

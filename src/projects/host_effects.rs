@@ -72,6 +72,10 @@ impl HostEffects {
         Self { config, parts, targets: Mutex::default() }
     }
 
+    pub fn runtime_name(&self) -> &'static str {
+        self.parts.runtime.name()
+    }
+
     fn address(&self, record: &ProjectRecord) -> SocketAddrV4 {
         SocketAddrV4::new(record.address, self.config.daemon_port)
     }
@@ -84,7 +88,7 @@ impl HostEffects {
     }
 
     /// The spec of an instance whose volume is at `volume`.
-    pub fn spec(&self, record: &ProjectRecord, volume: PathBuf) -> InstanceSpec {
+    fn spec(&self, record: &ProjectRecord, volume: PathBuf) -> InstanceSpec {
         InstanceSpec {
             key: record.key.clone(),
             properties: properties(record),
@@ -96,7 +100,7 @@ impl HostEffects {
     }
 
     /// The spec, with the volume where the engine says that it is.
-    pub async fn spec_on_host(&self, record: &ProjectRecord) -> Result<InstanceSpec, EffectError> {
+    async fn spec_on_host(&self, record: &ProjectRecord) -> Result<InstanceSpec, EffectError> {
         let volume = self.parts.volumes.get(&record.key).await?;
         Ok(self.spec(record, volume.map(|volume| volume.path).unwrap_or_default()))
     }
@@ -128,7 +132,7 @@ impl HostEffects {
     }
 
     /// How to probe the daemon; made once and kept, because a probe must cost no more than its call.
-    pub async fn target(&self, record: &ProjectRecord) -> Result<DaemonTarget, EffectError> {
+    async fn target(&self, record: &ProjectRecord) -> Result<DaemonTarget, EffectError> {
         let now = self.parts.clock.now();
         let kept = self.targets.lock().unwrap_or_else(PoisonError::into_inner).get(&record.key).cloned();
         if let Some((made, target)) = kept

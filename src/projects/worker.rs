@@ -23,6 +23,7 @@ use tokio::task::JoinHandle;
 use super::effects::EffectError;
 use super::registry::{Desk, Registry, Shared};
 use super::waiting::{Granted, Refusal, Reply, Undelivered, Waiter, Warm};
+use crate::causes;
 use crate::store::{NewEvent, StoreError};
 
 /// What a worker is told. Whoever wants an answer sends a reply along.
@@ -293,7 +294,7 @@ impl Worker {
     async fn set_back(&mut self, what: &str, error: &EffectError) {
         self.setbacks = self.setbacks.and_another(self.now());
         self.observed = None;
-        let reason = error.chain();
+        let reason = causes::in_one_line(error);
         tracing::warn!(key = %self.key, %reason, "could not {what}");
         let text = format!("could not {what}: {reason}");
         let phase = Phase::Failed { reason: text.clone() };
