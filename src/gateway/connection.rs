@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, SocketAddrV4};
+use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -47,7 +48,8 @@ pub(super) async fn run(
     mut admitted: Admitted,
     cut: &CancellationToken,
 ) {
-    let found = cut.run_until_cancelled(find_daemon(gateway, &client, &mut admitted)).await;
+    // Apart, so that a connection that idles for hours does not carry the room that its beginning needed.
+    let found = Box::pin(cut.run_until_cancelled(find_daemon(gateway, &client, &mut admitted))).await;
     match found {
         // The gateway goes down.
         None => sockets::reset_on_close(&client),
@@ -58,7 +60,7 @@ pub(super) async fn run(
         }
         Some(Err(refused)) => {
             gateway.counters.refused(refused.refusal, from, &refused.why);
-            cut.run_until_cancelled(say_no(&client, refused.alert)).await;
+            Box::pin(cut.run_until_cancelled(say_no(&client, refused.alert))).await;
         }
     }
 }
@@ -75,7 +77,6 @@ async fn find_daemon(
     admitted: &mut Admitted,
 ) -> Result<(Door, TcpStream, Vec<u8>), Refused> {
     let limits = &gateway.limits;
-    sockets::prepare(client).map_err(|e| Refused::new(Refusal::HelloUnfinished, e.to_string()))?;
     let (name, hello) = timeout(limits.hello, read_hello(client))
         .await
         .map_err(|_| Refused::new(Refusal::HelloTimedOut, "no complete hello in time"))??;
@@ -167,14 +168,17 @@ async fn relay_to_the_end(
 ) {
     gateway.counters.relay_started();
     let moved = relay::Moved::default();
-    let whole = async {
-        relay::write_all(&daemon, &hello).await?;
-        moved.to_daemon.fetch_add(hello.len() as u64, Relaxed);
-        // A connection that idles for hours does not carry its hello.
-        drop(hello);
-        relay::relay(&client, &daemon, &gateway.buffers, &moved).await
+    let outcome = {
+        // Pinned here and lent: handed over by value it would be in the task twice.
+        let whole = pin!(async {
+            relay::write_all(&daemon, &hello).await?;
+            moved.to_daemon.fetch_add(hello.len() as u64, Relaxed);
+            // A connection that idles for hours does not carry its hello.
+            drop(hello);
+            relay::relay(&client, &daemon, &gateway.buffers, &moved).await
+        });
+        cut.run_until_cancelled(whole).await
     };
-    let outcome = cut.run_until_cancelled(whole).await;
     let broken = !matches!(outcome, Some(Ok(())));
     if broken {
         sockets::reset_on_close(&client);

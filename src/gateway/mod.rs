@@ -139,6 +139,10 @@ impl Gateway {
     /// Serves until `shutdown`; then no connection is accepted any more, those that live may go on for
     /// [`Limits::drain`], and what is left is reset. Returns when the last one has ended.
     pub async fn serve(self: Arc<Self>, listener: TcpListener, shutdown: CancellationToken) {
+        // What is accepted inherits the options, for one call in place of six each. They cannot fail on a TCP socket.
+        if let Err(error) = sockets::prepare(&listener) {
+            tracing::warn!(%error, "cannot set keepalive: peers that vanish will be noticed late");
+        }
         // Counted here, before a task runs: one accepted in the moment of the shutdown is waited for like any other (G2).
         let connections = TaskTracker::new();
         let cut = CancellationToken::new();

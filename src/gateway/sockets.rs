@@ -1,6 +1,7 @@
 //! Socket options of both legs.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -17,8 +18,8 @@ const PROBES: u32 = 3;
 /// The price: a client that is alive but suspended with a full receive window counts as dead too.
 const DEAD_AFTER: Duration = Duration::from_mins(1);
 
-/// For both legs, before the first byte.
-pub(super) fn prepare(stream: &TcpStream) -> io::Result<()> {
+/// For both legs, before the first byte; a listener's are inherited by what it accepts (Linux).
+pub(super) fn prepare(stream: impl AsFd + Copy) -> io::Result<()> {
     sockopt::set_tcp_nodelay(stream, true)?;
     sockopt::set_tcp_keepidle(stream, KEEPALIVE)?;
     sockopt::set_tcp_keepintvl(stream, KEEPALIVE)?;

@@ -439,13 +439,13 @@ async fn a_reset_on_one_side_resets_the_other() {
 
 #[tokio::test]
 async fn both_legs_notice_a_peer_that_vanished() {
-    let (left, right) = {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
-        let left = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connected");
-        (left, listener.accept().await.expect("accepted").0)
-    };
-    for stream in [&left, &right] {
-        sockets::prepare(stream).expect("set");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
+    sockets::prepare(&listener).expect("set");
+    let dialled = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connected");
+    sockets::prepare(&dialled).expect("set");
+    // As the gateway does it: an accepted one has its options from the listener.
+    let accepted = listener.accept().await.expect("accepted").0;
+    for stream in [&dialled, &accepted] {
         assert!(sockopt::tcp_nodelay(stream).expect("read") && sockopt::socket_keepalive(stream).expect("read"));
         assert_eq!(sockopt::tcp_keepidle(stream).expect("read"), Duration::from_secs(15));
         assert_eq!(sockopt::tcp_keepcnt(stream).expect("read"), 3);

@@ -70,7 +70,8 @@ fn unhex(text: &str) -> Vec<u8> {
 /// What rustls itself sends; with a post-quantum key share it does not fit into one Ethernet frame.
 fn real_hello(name: &str) -> Vec<u8> {
     let provider = aws_lc_rs::default_provider();
-    let provider = CryptoProvider { kx_groups: vec![aws_lc_rs::kx_group::X25519MLKEM768], ..provider };
+    let groups = [&[aws_lc_rs::kx_group::X25519MLKEM768][..], &provider.kx_groups].concat();
+    let provider = CryptoProvider { kx_groups: groups, ..provider };
     let config = ClientConfig::builder_with_provider(Arc::new(provider))
         .with_safe_default_protocol_versions()
         .expect("versions")
