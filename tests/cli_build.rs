@@ -53,7 +53,7 @@ impl Stage {
         let body = format!(
             "#!/bin/sh\n{{ printf '%s' \"$1\"; shift; printf '|%s' \"$@\"; echo; }} >>{log}\n\
              [ \"$(tail -n 1 {log} | cut -d'|' -f1)\" = create ] && {{\n\
-               stat -c '%a %n' {tmp}/* {tmp}/*/*.pem | sed 's/ .*tmp/ /' >>{log}.modes; exit 0; }}\n{script}\n",
+               stat -c '%a %n' {tmp}/* {tmp}/*/*.pem | sed 's/ .*tmp/ /' >>{log}.modes; exit 0; }}\n:\n{script}\n",
             log = log.display(),
             tmp = dir.path().join("tmp").display(),
         );
@@ -114,8 +114,7 @@ impl Stage {
 fn until(start: Instant, condition: impl Fn() -> bool, what: &str) {
     while !condition() {
         assert!(start.elapsed() < DEADLINE, "waited {DEADLINE:?} for {what}");
-        let (_, pause) = (std::thread::current(), Duration::from_millis(10));
-        std::thread::park_timeout(pause);
+        std::thread::park_timeout(Duration::from_millis(10));
     }
 }
 
@@ -128,12 +127,21 @@ fn serve(socket: &Path, kilnd: Kilnd) -> tokio::runtime::Runtime {
         let router = Router::new()
             .route("/route", post(route))
             .route("/complete", post(complete))
+            .route("/v1/events", get(endless_events))
             .route("/v1/projects", get(|| async { Json(serde_json::json!([])) }))
             .with_state(kilnd);
         let listener = tokio::net::UnixListener::from_std(listener).expect("a listener");
         axum::serve(listener, router).await.expect("served");
     });
     runtime
+}
+
+/// One event, and then nothing for ever.
+async fn endless_events() -> Response {
+    let event = "data: {\"id\":1,\"at\":\"t\",\"kind\":\"phase\",\"text\":\"warm\"}\n\n";
+    let first = futures_util::stream::once(async move { Ok::<_, std::io::Error>(event) });
+    let stream = futures_util::StreamExt::chain(first, futures_util::stream::pending());
+    axum::body::Body::from_stream(stream).into_response()
 }
 
 impl Kilnd {
@@ -244,7 +252,6 @@ fn a_signal_reaches_buildx_and_the_build_is_released() {
         let stage = Stage::new(script);
         let mut child = stage.start(&["."]);
         stage.await_file("started");
-        // The terminal of whoever runs the tests must not take part: a shell in a session of its own sends the signal.
         let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {}", child.id())]).status().expect("run");
         assert!(sent.success());
         let code = child.wait().expect("ended").code();
@@ -395,6 +402,23 @@ fn without_a_kilnd_the_remedy_is_named() {
         "{said}"
     );
     assert_eq!(said.lines().count(), 1);
+}
+
+#[test]
+fn a_reader_that_has_had_enough_ends_it_quietly() {
+    let stage = Stage::new("");
+    let command = "\"$0\" events --follow 2>&1 >&3 3>&- | cat >&2; exit 0";
+    let mut shell = Command::new("sh");
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = shell
+        .args(["-c", &format!("exec 3>&1; {command}"), env!("CARGO_BIN_EXE_kiln")])
+        .env("KILN_SOCKET", stage.dir.path().join("kiln.sock"))
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .output()
+        .expect("run");
+    assert_eq!(stderr(&output), "");
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //! final, and a name is a lower-case DNS name.
 #![no_main]
 
+use std::mem::discriminant;
+
 use kiln_hello::{HelloError, HelloReader, MAX_BYTES, Progress};
 use libfuzzer_sys::fuzz_target;
 
@@ -35,7 +37,11 @@ fuzz_target!(|input: &[u8]| {
     let bytes = &bytes[..bytes.len().min(MAX_BYTES + 16)];
     let whole = answer(bytes, |_| usize::MAX);
     let pieces = answer(bytes, |turn| 1 + (turn * 7 + usize::from(cut)) % (1 + usize::from(cut)));
-    assert_eq!(whole, pieces, "cutting changed the answer");
+    match (&whole, &pieces) {
+        // The words of an error may show as many bytes as there were; what it is may not change.
+        (Some(Err(a)), Some(Err(b))) => assert_eq!(discriminant(a), discriminant(b), "{a} or {b}"),
+        _ => assert_eq!(whole, pieces, "cutting changed the answer"),
+    }
     if let Some(Ok(Progress::Hello(hello))) = whole
         && let Some(name) = hello.server_name
     {

@@ -2,27 +2,36 @@
 # A directory for one run of a script: everything that runs, mounts or lies there goes with it, also after the script
 # was killed. Source this file after common.sh.
 #
-#   place_make PREFIX    removes what killed runs left, then makes PLACE and holds its lock
+#   place_make PREFIX    removes what killed runs left, then makes PLACE
 #   place_remove [DIR]   ends every process that works in DIR (default: PLACE), unmounts, removes
-#   unlocked COMMAND...  runs a command that must not hold the lock when it outlives the script
+
+# "PID START": no other process has both; nothing for a zombie. Not a lock: whatever a killed script started would hold
+# it on.
+_place_owner() { awk '$3 != "Z" { print $1, $22 }' "/proc/$1/stat" 2>/dev/null; }
+
+_place_is_leftover() {
+    local pid start
+    if read -r pid start 2>/dev/null <"$1/owner"; then
+        [[ $(_place_owner "$pid") != "$pid $start" ]]
+    else
+        # One that is just being made has no owner yet.
+        [[ -n $(find "$1" -maxdepth 0 -mmin +1) ]]
+    fi
+}
 
 place_make() {
     local base=${KILN_DEMO_DIR:-/var/tmp} old
     mkdir -p -- "$base"
+    base=$(realpath -- "$base")
     for old in "$base/$1".??????; do
-        [[ -d $old ]] || continue
-        # Whoever runs there holds the lock; a lock nobody holds is a leftover's.
-        if (exec 8>"$old/lock" && flock -n 8); then
+        if [[ -d $old ]] && _place_is_leftover "$old"; then
             say "removing what a killed run left in $old"
             place_remove "$old"
         fi
     done
     PLACE=$(mktemp -d -- "$base/$1.XXXXXX")
-    exec {_place_lock}>"$PLACE/lock"
-    flock -n "$_place_lock" || die 1 "cannot lock $PLACE"
+    _place_owner "$$" >"$PLACE/owner"
 }
-
-unlocked() { "$@" {_place_lock}>&-; }
 
 # Pids of the processes that name DIR in their command line, this script and its parents left out.
 _place_processes() {

@@ -223,6 +223,6 @@ fn dry_run(buildx: &Buildx, spec: &BuildSpec, given: &[OsString]) -> Result<Exit
         buildx::quoted(&buildx.words(&create)).replace('\'', "\""),
         buildx::quoted(&buildx.words(&buildx::build_arguments(&name, given))),
     );
-    super::Printer::for_stdout().text(&text)?;
+    super::print::out(&text)?;
     Ok(ExitCode::SUCCESS)
 }

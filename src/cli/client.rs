@@ -71,6 +71,11 @@ impl ClientError {
     }
 }
 
+/// Nobody at the socket is a restart for a moment, and then no kilnd.
+fn may_return(error: &ClientError, start: Instant) -> bool {
+    !matches!(error, ClientError::NotRunning { .. }) || start.elapsed() < RESTART
+}
+
 fn is_passing(status: StatusCode) -> bool {
     matches!(
         status,
@@ -114,16 +119,12 @@ impl Client {
         while let Some(left) = wait.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
             let call = self.http.post(self.url("/route")).json(request);
             match self.call("route", call, left).await.and_then(|body| self.decode(&body)) {
-                Err(error) if error.is_retryable() && self.may_return(&error, start) => last = error,
+                Err(error) if error.is_retryable() && may_return(&error, start) => last = error,
                 other => return other,
             }
             sleep(PAUSE.min(wait.saturating_sub(start.elapsed()))).await;
         }
         Err(last)
-    }
-
-    fn may_return(&self, error: &ClientError, start: Instant) -> bool {
-        !matches!(error, ClientError::NotRunning { .. }) || start.elapsed() < RESTART
     }
 
     /// `POST /complete`, tried for a few seconds: kilnd may just restart.

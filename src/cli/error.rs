@@ -45,6 +45,9 @@ pub(super) enum CliError {
     Signals(#[source] io::Error),
     #[error("cannot write to stdout")]
     Stdout(#[source] io::Error),
+    /// `kiln ps | head`: whoever stops reading has had enough, and nothing is to be said.
+    #[error("nobody reads the answer any more")]
+    ReaderGone,
     #[error("kilnd answered the route without a credential: it may be older than this client")]
     NoCredential,
     #[error("kilnd answered with the endpoint {0:?}, which is not tcp://HOST:PORT")]
@@ -56,11 +59,11 @@ pub(super) enum CliError {
 impl CliError {
     pub(super) fn exit_code(&self) -> u8 {
         match self {
-            Self::Builder | Self::Spec(_) => USAGE,
+            Self::Builder | Self::Spec(_) | Self::Client(ClientError::BadUrl { .. }) => USAGE,
             Self::Identity(error) if error.is_usage() => USAGE,
-            Self::Client(ClientError::BadUrl { .. }) => USAGE,
-            Self::NoBuildx | Self::BadBuildx(_) | Self::Spawn { .. } | Self::NotHere(_) => UNAVAILABLE,
-            Self::Identity(_) => UNAVAILABLE,
+            Self::Identity(_) | Self::NoBuildx | Self::BadBuildx(_) | Self::Spawn { .. } | Self::NotHere(_) => {
+                UNAVAILABLE
+            }
             Self::Client(error) if error.is_unavailable() => UNAVAILABLE,
             _ => 1,
         }

@@ -5,17 +5,18 @@ use std::time::Duration;
 use kiln_wire::EventView;
 use tokio::time::timeout;
 
+use super::CliError;
 use super::args::EventsArgs;
 use super::client::Client;
-use super::print::{Printer, plain};
-use super::{CliError, signals::Signals};
+use super::print::{json_line, out, plain};
+use super::signals::Signals;
 
 /// Without `--follow`, a stream that says nothing for so long has said all.
 const QUIET: Duration = Duration::from_secs(1);
 /// A line longer than this is not an event of ours.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
-pub(super) async fn print(client: &Client, printer: &Printer, args: &EventsArgs) -> Result<(), CliError> {
+pub(super) async fn print(client: &Client, args: &EventsArgs) -> Result<(), CliError> {
     let mut signals = Signals::listen()?;
     let mut response = client.events(args.follow).await?;
     let mut lines = Lines::default();
@@ -29,10 +30,10 @@ pub(super) async fn print(client: &Client, printer: &Printer, args: &EventsArgs)
         let Some(chunk) = chunk.map_err(|error| client.broken_stream(error))? else { return Ok(()) };
         for event in lines.feed(&chunk) {
             if args.json {
-                printer.json_line(&event)?;
+                json_line(&event)?;
             } else {
                 let key = event.key.as_deref().unwrap_or("-");
-                printer.text(&format!("{}  {key:<17}  {:<10}  {}\n", event.at, event.kind, plain(&event.text)))?;
+                out(&format!("{}  {key:<17}  {:<10}  {}\n", event.at, event.kind, plain(&event.text)))?;
             }
         }
     }

@@ -87,7 +87,7 @@ fn is_remote(context: &str) -> bool {
 fn remote_context(url: &str) -> Result<String, IdentityError> {
     let repo = url.split(['#', '?']).next().unwrap_or(url);
     let is_http = repo.starts_with("http://") || repo.starts_with("https://");
-    if is_http && !repo.ends_with(".git") {
+    if is_http && repo.strip_suffix(".git").is_none() {
         let why = "it is an archive on the web".to_owned();
         return Err(IdentityError::NoRepository { context: url.into(), why });
     }

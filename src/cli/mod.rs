@@ -72,6 +72,7 @@ fn run(cli: Cli) -> ExitCode {
     };
     match runtime.block_on(dispatch(cli)) {
         Ok(code) => code,
+        Err(CliError::ReaderGone) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kiln: {}", error::chain(&error));
             ExitCode::from(error.exit_code())
@@ -80,22 +81,21 @@ fn run(cli: Cli) -> ExitCode {
 }
 
 async fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
-    let printer = Printer::for_stdout();
     let client = || Client::new(&cli.connection);
     match cli.verb {
         Verb::Build(args) => return build::run(&client()?, &args).await,
-        Verb::Route(args) => show::route(&client()?, &printer, &args).await?,
+        Verb::Route(args) => show::route(&client()?, &args).await?,
         Verb::Complete(args) => client()?.complete(&args.key, Some(&args.build_id)).await?,
-        Verb::Key(args) => show::key(&printer, &args)?,
-        Verb::Ps(args) => show::projects(&client()?, &printer, args.json).await?,
-        Verb::Show(args) => show::project(&client()?, &printer, &args).await?,
-        Verb::Stop(args) => show::stop(&client()?, &printer, &args).await?,
-        Verb::Events(args) => events::print(&client()?, &printer, &args).await?,
+        Verb::Key(args) => show::key(&args)?,
+        Verb::Ps(args) => show::projects(&client()?, Printer::for_stdout(), args.json).await?,
+        Verb::Show(args) => show::project(&client()?, &args).await?,
+        Verb::Stop(args) => show::stop(&client()?, &args).await?,
+        Verb::Events(args) => events::print(&client()?, &args).await?,
         Verb::Image(args) => match args.verb {
             ImageVerb::Build(_) => return Err(CliError::NotHere("kiln image build")),
         },
         Verb::Bench(args) => crate::bench::run(&args).await?,
-        Verb::Completions(args) => printer.text(&completions(args.shell))?,
+        Verb::Completions(args) => print::out(&completions(args.shell))?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -19,39 +19,39 @@ impl Printer {
         Self { colour: io::stdout().is_terminal() && !dumb && super::variable("NO_COLOR").is_none() }
     }
 
-    /// Whoever stops reading (`kiln ps | head`) has had enough: that is no error.
-    pub(super) fn text(&self, text: &str) -> Result<(), CliError> {
-        let mut stdout = io::stdout().lock();
-        match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CliError::Stdout(error)),
-            _ => Ok(()),
-        }
-    }
-
-    pub(super) fn json<T: Serialize>(&self, value: &T) -> Result<(), CliError> {
-        let text = serde_json::to_string_pretty(value).map_err(|error| CliError::Stdout(error.into()))?;
-        self.text(&format!("{text}\n"))
-    }
-
-    pub(super) fn json_line<T: Serialize>(&self, value: &T) -> Result<(), CliError> {
-        let text = serde_json::to_string(value).map_err(|error| CliError::Stdout(error.into()))?;
-        self.text(&format!("{text}\n"))
-    }
-
     /// Rows below a heading; columns as wide as their widest cell.
-    pub(super) fn table<const N: usize>(&self, heading: [&str; N], rows: &[[String; N]]) -> Result<(), CliError> {
-        self.text(&table(heading, rows, self.colour))
+    pub(super) fn table<const N: usize>(self, heading: [&str; N], rows: &[[String; N]]) -> Result<(), CliError> {
+        out(&table(heading, rows, self.colour))
     }
+}
 
-    /// `name  value` lines; those without a value are left out.
-    pub(super) fn fields(&self, fields: &[(&str, String)]) -> Result<(), CliError> {
-        let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-        let mut text = String::new();
-        for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
-            let _ = writeln!(text, "{name:width$}  {}", plain(value).replace('\n', &format!("\n{:width$}  ", "")));
-        }
-        self.text(&text)
+/// To stdout. [`CliError::ReaderGone`] when nobody reads it any more.
+pub(super) fn out(text: &str) -> Result<(), CliError> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => CliError::ReaderGone,
+        _ => CliError::Stdout(error),
+    })
+}
+
+pub(super) fn json<T: Serialize>(value: &T) -> Result<(), CliError> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| CliError::Stdout(error.into()))?;
+    out(&format!("{text}\n"))
+}
+
+pub(super) fn json_line<T: Serialize>(value: &T) -> Result<(), CliError> {
+    let text = serde_json::to_string(value).map_err(|error| CliError::Stdout(error.into()))?;
+    out(&format!("{text}\n"))
+}
+
+/// `name  value` lines; those without a value are left out.
+pub(super) fn fields(fields: &[(&str, String)]) -> Result<(), CliError> {
+    let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
+        let _ = writeln!(text, "{name:width$}  {}", plain(value).replace('\n', &format!("\n{:width$}  ", "")));
     }
+    out(&text)
 }
 
 fn table<const N: usize>(heading: [&str; N], rows: &[[String; N]], colour: bool) -> String {

@@ -9,13 +9,13 @@ use serde::Serialize;
 use super::args::{KeyArg, KeyArgs, RouteArgs};
 use super::buildx::{create_arguments, quoted};
 use super::client::Client;
-use super::print::Printer;
+use super::print::{self, Printer};
 use super::private::{self, CredentialFiles};
 use super::{CliError, build, identity, waiting};
 use crate::clock::{Clock as _, SystemClock};
 
 /// `kiln route`.
-pub(super) async fn route(client: &Client, printer: &Printer, args: &RouteArgs) -> Result<(), CliError> {
+pub(super) async fn route(client: &Client, args: &RouteArgs) -> Result<(), CliError> {
     let spec = spec_of(&args.project)?;
     // Made first: a credential that cannot be kept must not be asked for.
     if let Some(directory) = &args.credential {
@@ -33,9 +33,9 @@ pub(super) async fn route(client: &Client, printer: &Printer, args: &RouteArgs) 
         create = format!("docker buildx {}", quoted(&words));
     }
     if args.project.json {
-        return printer.json(&routed);
+        return print::json(&routed);
     }
-    printer.fields(&[
+    print::fields(&[
         ("key", routed.key.to_string()),
         ("endpoint", routed.endpoint),
         ("server name", routed.server_name),
@@ -47,7 +47,7 @@ pub(super) async fn route(client: &Client, printer: &Printer, args: &RouteArgs) 
 }
 
 /// `kiln key`, offline.
-pub(super) fn key(printer: &Printer, args: &KeyArgs) -> Result<(), CliError> {
+pub(super) fn key(args: &KeyArgs) -> Result<(), CliError> {
     #[derive(Serialize)]
     struct View<'a> {
         key: &'a Key,
@@ -56,7 +56,7 @@ pub(super) fn key(printer: &Printer, args: &KeyArgs) -> Result<(), CliError> {
     }
     let spec = spec_of(args)?;
     let key = Key::of(&spec);
-    if args.json { printer.json(&View { key: &key, spec: &spec }) } else { printer.text(&format!("{key}\n")) }
+    if args.json { print::json(&View { key: &key, spec: &spec }) } else { print::out(&format!("{key}\n")) }
 }
 
 fn spec_of(args: &KeyArgs) -> Result<BuildSpec, CliError> {
@@ -64,10 +64,10 @@ fn spec_of(args: &KeyArgs) -> Result<BuildSpec, CliError> {
 }
 
 /// `kiln ps`.
-pub(super) async fn projects(client: &Client, printer: &Printer, json: bool) -> Result<(), CliError> {
+pub(super) async fn projects(client: &Client, printer: Printer, json: bool) -> Result<(), CliError> {
     let projects = client.projects().await?;
     if json {
-        return printer.json(&projects);
+        return print::json(&projects);
     }
     let now = SystemClock.now();
     let rows: Vec<_> = projects.iter().map(|project| row(project, now)).collect();
@@ -89,10 +89,10 @@ fn row(project: &ProjectView, now: Timestamp) -> [String; 8] {
 }
 
 /// `kiln show`.
-pub(super) async fn project(client: &Client, printer: &Printer, args: &KeyArg) -> Result<(), CliError> {
+pub(super) async fn project(client: &Client, args: &KeyArg) -> Result<(), CliError> {
     let project = client.project(&args.key).await?;
     if args.json {
-        return printer.json(&project);
+        return print::json(&project);
     }
     let now = SystemClock.now();
     let since = |instant: &str| format!("{instant} ({})", age(instant, now));
@@ -115,16 +115,16 @@ pub(super) async fn project(client: &Client, printer: &Printer, args: &KeyArg) -
         let id = lease.id.get(..12).unwrap_or(&lease.id);
         fields.push(("build", format!("{id} since {}", since(&lease.created))));
     }
-    printer.fields(&fields)
+    print::fields(&fields)
 }
 
 /// `kiln stop`.
-pub(super) async fn stop(client: &Client, printer: &Printer, args: &KeyArg) -> Result<(), CliError> {
+pub(super) async fn stop(client: &Client, args: &KeyArg) -> Result<(), CliError> {
     client.stop(&args.key).await?;
     if args.json {
-        return printer.json(&client.project(&args.key).await?);
+        return print::json(&client.project(&args.key).await?);
     }
-    printer.text(&format!("{} is stopped; its cache stays\n", args.key))
+    print::out(&format!("{} is stopped; its cache stays\n", args.key))
 }
 
 /// How long ago an RFC 3339 instant was; the text itself where it is none.
