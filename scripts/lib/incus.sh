@@ -76,12 +76,13 @@ _incus_ids() {
 
 _incus_answers() { _incus query /1.0 >/dev/null 2>&1; }
 
-# The pid of the incusd that serves DIR; ours carries DIR in its environment.
+# The pid of the incusd that serves DIR, known by its log file: a container's monitor is the same program with the same
+# environment, and killing that one ends the container.
 _incus_pid() {
   local p
   for p in $(pidof incusd 2>/dev/null); do
-    if tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qx "INCUS_DIR=$_incus_dir"; then printf '%s\n' "$p"; return; fi
-  done
+    if tr '\0' '\n' 2>/dev/null <"/proc/$p/cmdline" | grep -qxF "$_incus_dir/incusd.log"; then printf '%s\n' "$p"; return; fi
+  done 2>/dev/null
   return 1
 }
 

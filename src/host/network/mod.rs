@@ -32,6 +32,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::sync::Mutex;
 
+mod link;
 mod range;
 pub mod rules;
 
@@ -70,7 +71,11 @@ pub enum Reach {
 #[derive(Debug, Error)]
 pub enum NetworkError {
     #[error("cannot run {path}: install nftables")]
-    Nft { path: String, #[source] source: io::Error },
+    Nft {
+        path: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("nft refused to {operation}: {said}")]
     Refused { operation: &'static str, said: String },
     #[error("nft did not {operation} within {} s", NFT_TIMEOUT.as_secs())]
@@ -78,7 +83,13 @@ pub enum NetworkError {
     #[error("table inet {table} is not what Kiln put there: {why}; it is put back at the next start of an instance")]
     Damaged { table: String, why: String },
     #[error("cannot let the host forward IPv4: write 1 to {path}")]
-    Forwarding { path: &'static str, #[source] source: io::Error },
+    Forwarding {
+        path: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot remove the stray interface {interface}: try `ip link delete {interface}`")]
+    Link { interface: String, #[source] source: io::Error },
     #[error("{address} is not in Kiln's range {range}")]
     Foreign { address: Ipv4Addr, range: Range },
 }
@@ -119,6 +130,17 @@ impl Network {
         let change = rules::admission(&self.config.table, &Key::interface_name(address), reach);
         self.nft("admit an instance", &["-f", "-"], &change).await?;
         Ok(())
+    }
+
+    /// Removes the interface that a start which failed half-way has left; with it no other start succeeds. To be called
+    /// only for an instance that is down. `false` when there was none.
+    pub fn clear(&self, address: Ipv4Addr) -> Result<bool, NetworkError> {
+        let interface = Key::interface_name(address);
+        let removed = link::remove(&interface);
+        if matches!(removed, Ok(true)) {
+            tracing::warn!(interface, "removed an interface that an earlier start left behind");
+        }
+        removed.map_err(|source| NetworkError::Link { interface, source })
     }
 
     /// Whether the table is there and whole.

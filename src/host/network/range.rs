@@ -70,9 +70,12 @@ mod tests {
 
     #[test]
     fn the_pattern_names_exactly_the_range() {
-        for (text, pattern) in
-            [("10.88.0.0/16", "kiln0a58*"), ("10.0.0.0/8", "kiln0a*"), ("172.16.0.0/12", "kilnac1*"), ("192.168.7.0/24", "kilnc0a807*")]
-        {
+        for (text, pattern) in [
+            ("10.88.0.0/16", "kiln0a58*"),
+            ("10.0.0.0/8", "kiln0a*"),
+            ("172.16.0.0/12", "kilnac1*"),
+            ("192.168.7.0/24", "kilnc0a807*"),
+        ] {
             let range: Range = text.parse().expect("valid");
             assert_eq!(range.interfaces(), pattern, "of {text}");
             assert_eq!(range.to_string(), text);
@@ -84,8 +87,14 @@ mod tests {
     #[test]
     fn what_is_not_a_range() {
         for (text, why) in [
-            ("", "missing"), ("10.88.0.0", "missing"), ("x/16", "no IPv4"), ("10.88.0.0/x", "not a number"),
-            ("10.88.0.0/17", "not 8, 12"), ("10.88.0.0/0", "not 8, 12"), ("10.88.0.1/16", "bits set"), ("8.8.0.0/16", "not private"),
+            ("", "missing"),
+            ("10.88.0.0", "missing"),
+            ("x/16", "no IPv4"),
+            ("10.88.0.0/x", "not a number"),
+            ("10.88.0.0/17", "not 8, 12"),
+            ("10.88.0.0/0", "not 8, 12"),
+            ("10.88.0.1/16", "bits set"),
+            ("8.8.0.0/16", "not private"),
         ] {
             let error = text.parse::<Range>().expect_err("accepted").to_string();
             assert!(error.contains(why), "of {text:?}: {error}");

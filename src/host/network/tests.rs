@@ -14,7 +14,8 @@ fn config(table: &str) -> NetworkConfig {
 #[test]
 fn the_order_of_an_instance_s_way_out() {
     let text = rules::render(&config("kiln"), &["kiln0a4e0001".to_owned()]);
-    let chain = text.split("chain from_instance {").nth(1).and_then(|rest| rest.split("\n  }").next()).expect("the chain");
+    let chain =
+        text.split("chain from_instance {").nth(1).and_then(|rest| rest.split("\n  }").next()).expect("the chain");
     let at = |needle: &str| chain.find(needle).unwrap_or_else(|| panic!("{needle} is missing in {chain}"));
     assert!(at("ct state established") < at("oifname"));
     assert!(at("oifname") < at("@resolvers4"), "a resolver among the instances would be let through");
@@ -33,10 +34,15 @@ fn an_empty_set_has_no_elements_line() {
 
 #[test]
 fn what_cannot_be_read_admits_nobody() {
-    for listing in ["", "[]", "{\"nftables\": 1}", r#"{"nftables":[{"set":{"name":"public","elem":["eth0", "kiln\" }", 7]}}]}"#] {
+    for listing in
+        ["", "[]", "{\"nftables\": 1}", r#"{"nftables":[{"set":{"name":"public","elem":["eth0", "kiln\" }", 7]}}]}"#]
+    {
         assert!(rules::admitted(listing).is_empty(), "of {listing}");
     }
-    assert_eq!(rules::admitted(r#"{"nftables":[{"set":{"name":"public","elem":["kiln0a4e0001"]}}]}"#), ["kiln0a4e0001"]);
+    assert_eq!(
+        rules::admitted(r#"{"nftables":[{"set":{"name":"public","elem":["kiln0a4e0001"]}}]}"#),
+        ["kiln0a4e0001"]
+    );
     assert!(rules::verify("{\"nftables\":[]}", &config("kiln")).is_err());
 }
 
