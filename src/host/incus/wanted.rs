@@ -1,0 +1,232 @@
+//! What an instance is made of, in Incus's words, and whether one that exists is that. Pure.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+
+use kiln_domain::Key;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::IncusConfig;
+use crate::host::InstanceSpec;
+
+type Map = BTreeMap<String, String>;
+
+/// Marks our instances and holds the project's identity (K5).
+pub(crate) const MARK: &str = "user.kiln.";
+
+/// As Incus lists it; the rest of its fields do not matter to us.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Found {
+    pub(crate) name: String,
+    pub(crate) status_code: u16,
+    #[serde(default)]
+    pub(crate) status: String,
+    /// Changes at each start and at nothing else, whoever starts it, and survives a restart of Incus.
+    #[serde(default)]
+    pub(crate) last_used_at: String,
+    #[serde(default)]
+    config: Map,
+    #[serde(default)]
+    devices: BTreeMap<String, Map>,
+    #[serde(default)]
+    profiles: Vec<String>,
+}
+
+impl Found {
+    /// `None` for what does not carry our mark, or under another's name.
+    pub(crate) fn key(&self) -> Option<Key> {
+        let key: Key = self.config.get(&format!("{MARK}key"))?.parse().ok()?;
+        (key.daemon_name() == self.name).then_some(key)
+    }
+
+    pub(crate) fn address(&self) -> Option<Ipv4Addr> {
+        self.devices.get("eth0")?.get("ipv4.address")?.parse().ok()
+    }
+
+    /// The first difference from the spec that matters, if there is one.
+    pub(crate) fn difference(&self, spec: &InstanceSpec, incus: &IncusConfig) -> Option<String> {
+        let wanted = config(spec, incus);
+        for (name, value) in &wanted {
+            match self.config.get(name) {
+                Some(found) if found == value => {}
+                Some(found) => return Some(format!("{name} is {found:?} and should be {value:?}")),
+                None => return Some(format!("{name} is not set and should be {value:?}")),
+            }
+        }
+        // Notes that Incus and people keep on it are fine; a setting that we do not make may open what we closed.
+        let note = |name: &str| ["volatile.", "image.", "user."].iter().any(|prefix| name.starts_with(prefix));
+        if let Some(name) = self.config.keys().find(|name| !note(name) && !wanted.contains_key(*name)) {
+            return Some(format!("{name} is set and should not be"));
+        }
+        let devices_wanted = devices(spec, incus);
+        for (name, device) in &devices_wanted {
+            match self.devices.get(name) {
+                Some(found) if found == device => {}
+                Some(_) => return Some(format!("its device {name} differs")),
+                None => return Some(format!("its device {name} is missing")),
+            }
+        }
+        if let Some(name) = self.devices.keys().find(|name| !devices_wanted.contains_key(*name)) {
+            return Some(format!("it has a device {name} that is not ours"));
+        }
+        self.profiles.first().map(|profile| format!("it uses the profile {profile}"))
+    }
+}
+
+/// The one request that makes an instance: complete, and stopped.
+pub(crate) fn creation(spec: &InstanceSpec, incus: &IncusConfig) -> Value {
+    json!({
+        "name": spec.key.daemon_name(),
+        "type": "container",
+        "start": false,
+        "profiles": [],
+        "source": {"type": "image", "alias": incus.image},
+        "config": config(spec, incus),
+        "devices": devices(spec, incus),
+    })
+}
+
+fn config(spec: &InstanceSpec, incus: &IncusConfig) -> Map {
+    let mut config: Map =
+        spec.properties.iter().map(|(name, value)| (format!("{MARK}{name}"), value.clone())).collect();
+    let mut set = |name: &str, value: String| config.insert(name.to_owned(), value);
+    set(&format!("{MARK}key"), spec.key.to_string());
+    set("security.privileged", "false".to_owned());
+    set("security.nesting", "false".to_owned());
+    // Kiln alone starts instances: two starters race.
+    set("boot.autostart", "false".to_owned());
+    if !incus.resolvers.is_empty() {
+        let resolvers: Vec<String> = incus.resolvers.iter().map(IpAddr::to_string).collect();
+        set("environment.KILN_RESOLVERS", resolvers.join(","));
+    }
+    if let Some(bytes) = spec.limits.memory_bytes {
+        set("limits.memory", format!("{bytes}B"));
+    }
+    if let Some(cpus) = spec.limits.cpus {
+        set("limits.cpu", cpus.to_string());
+    }
+    if let Some(processes) = spec.limits.processes {
+        set("limits.processes", processes.to_string());
+    }
+    config
+}
+
+fn devices(spec: &InstanceSpec, incus: &IncusConfig) -> BTreeMap<String, Map> {
+    let device = |settings: &[(&str, &str)]| -> Map {
+        settings.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
+    };
+    let volume = spec.volume.to_string_lossy();
+    let files = spec.files.to_string_lossy();
+    let address = spec.address.ip().to_string();
+    let interface = Key::interface_name(*spec.address.ip());
+    let mac = spec.key.mac();
+    BTreeMap::from([
+        ("root".to_owned(), device(&[("type", "disk"), ("path", "/"), ("pool", &incus.pool)])),
+        (
+            "cache".to_owned(),
+            device(&[("type", "disk"), ("source", &volume), ("path", "/var/lib/buildkit"), ("shift", "true")]),
+        ),
+        (
+            "files".to_owned(),
+            device(&[
+                ("type", "disk"),
+                ("source", &files),
+                ("path", "/etc/kiln"),
+                ("readonly", "true"),
+                ("shift", "true"),
+            ]),
+        ),
+        (
+            "eth0".to_owned(),
+            device(&[
+                ("type", "nic"),
+                ("nictype", "routed"),
+                ("ipv4.address", &address),
+                ("host_name", &interface),
+                ("hwaddr", &mac),
+            ]),
+        ),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::host::Limits;
+
+    fn incus() -> IncusConfig {
+        let mut config = IncusConfig::new(PathBuf::from("/x"), "kiln".to_owned());
+        config.resolvers = vec!["9.9.9.9".parse().expect("an address")];
+        config
+    }
+
+    fn spec() -> InstanceSpec {
+        InstanceSpec {
+            key: "pbcce5b6205652dd7".parse().expect("a key"),
+            properties: Map::from([("repo".to_owned(), "h/r".to_owned())]),
+            address: "10.88.0.5:8372".parse().expect("an address"),
+            volume: PathBuf::from("/v"),
+            files: PathBuf::from("/f"),
+            limits: Limits { memory_bytes: Some(1 << 30), cpus: Some(2), processes: None },
+        }
+    }
+
+    fn found() -> Found {
+        let mut made = creation(&spec(), &incus());
+        made["status_code"] = json!(102);
+        made["config"]["volatile.uuid"] = json!("x");
+        made["config"]["image.os"] = json!("debian");
+        serde_json::from_value(made).expect("an instance")
+    }
+
+    #[test]
+    fn what_was_made_is_what_was_wanted() {
+        assert_eq!(found().difference(&spec(), &incus()), None);
+        assert_eq!(found().key(), Some(spec().key));
+    }
+
+    #[test]
+    fn everything_that_matters_is_compared() {
+        let differs = |change: &dyn Fn(&mut Found)| {
+            let mut found = found();
+            change(&mut found);
+            found.difference(&spec(), &incus()).unwrap_or_default()
+        };
+        assert!(differs(&|f| drop(f.devices.remove("cache"))).contains("cache is missing"));
+        assert!(differs(&|f| drop(f.devices.remove("files"))).contains("files is missing"));
+        assert!(differs(&|f| drop(f.devices.insert("sda".into(), Map::new()))).contains("sda that is not ours"));
+        let address = |f: &mut Found| {
+            f.devices.get_mut("eth0").map(|eth0| eth0.insert("ipv4.address".into(), "10.88.0.6".into()));
+        };
+        assert!(differs(&address).contains("eth0 differs"));
+        assert!(
+            differs(&|f| drop(f.config.insert("security.privileged".into(), "true".into()))).contains("privileged")
+        );
+        assert!(differs(&|f| drop(f.config.insert("raw.lxc".into(), "x".into()))).contains("raw.lxc is set"));
+        assert!(differs(&|f| drop(f.config.remove("limits.memory"))).contains("limits.memory is not set"));
+        assert!(differs(&|f| f.profiles.push("default".into())).contains("profile default"));
+        assert_eq!(differs(&|f| drop(f.config.insert("user.note".into(), "x".into()))), "");
+    }
+
+    #[test]
+    fn a_mark_under_another_s_name_is_not_ours() {
+        let mut other = found();
+        other.name = "buildkitd-p0000000000000000".to_owned();
+        assert_eq!(other.key(), None);
+        let mut unmarked = found();
+        unmarked.config.remove("user.kiln.key");
+        assert_eq!(unmarked.key(), None);
+    }
+
+    #[test]
+    fn the_containers_are_closed() {
+        let made = creation(&spec(), &incus());
+        assert_eq!(made["config"]["security.privileged"], "false");
+        assert_eq!(made["config"]["security.nesting"], "false");
+        assert_eq!(made["devices"]["files"]["readonly"], "true");
+        assert_eq!(made["start"], false);
+    }
+}
