@@ -11,7 +11,7 @@ use super::*;
 use crate::host::{Limits, Properties, contract};
 
 /// Ends on SIGTERM, like a drained buildkitd. The child is what a build step is to a real one.
-const STAND_IN: &str = "#!/bin/sh\ntrap 'echo drained; kill $!; exit 1' TERM\necho \"up with $*\"\nenv\n\
+const STAND_IN: &str = "#!/bin/sh\ntrap 'echo drained; kill -9 $!; exit 1' TERM\necho \"up with $*\"\nenv\n\
     sleep 1000 &\nwhile :; do wait $!; done\n";
 /// Never drains, and its step sits in a session of its own.
 const STUBBORN: &str = "#!/bin/sh\ntrap '' TERM\nsetsid sh -c 'trap \"\" TERM; sleep 1000 & echo $! >\"$1\"/step; wait' sh \"$4\" &\n\
