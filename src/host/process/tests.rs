@@ -4,14 +4,14 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
 use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::record::RunFile;
 use super::*;
 use crate::host::{Limits, Properties, contract};
 
 /// Ends on SIGTERM, like a drained buildkitd. The child is what a build step is to a real one.
-const STAND_IN: &str = "#!/bin/sh\ntrap 'echo drained; kill $!; exit 1' TERM\necho \"up with $*\"\nenv\n\
+const STAND_IN: &str = "#!/bin/sh\ntrap 'echo drained; kill -9 $!; exit 1' TERM\necho \"up with $*\"\nenv\n\
     sleep 1000 &\nwhile :; do wait $!; done\n";
 /// Never drains, and its step sits in a session of its own.
 const STUBBORN: &str = "#!/bin/sh\ntrap '' TERM\nsetsid sh -c 'trap \"\" TERM; sleep 1000 & echo $! >\"$1\"/step; wait' sh \"$4\" &\n\
@@ -144,7 +144,7 @@ async fn a_new_kilnd_adopts_what_runs_and_hears_of_its_death() {
     assert_eq!(second.start(&spec).await.expect("running already"), incarnation);
     let mut events = second.events();
     let pid = lab.run_file(&spec.key).daemon.expect("recorded").pid;
-    kill_process(Pid::from_raw(pid).expect("a pid"), Signal::KILL).expect("killed");
+    kill_process_group(Pid::from_raw(pid).expect("a pid"), Signal::KILL).expect("killed");
     contract::hear(&mut events, &spec.key).await;
     assert_eq!(second.look(&spec).await.expect("looked"), InstanceState::Stopped);
     // Reaped, not left as a zombie.
