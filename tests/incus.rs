@@ -320,9 +320,8 @@ async fn an_instance_reaches_nothing_of_ours() {
     // The way the instance's own router looks to it, and an address that only this host has.
     let gateway = Ipv4Addr::new(169, 254, 0, 1);
     let metadata = Ipv4Addr::new(169, 254, 169, 254);
-    let local = |verb: &str| {
-        Command::new("ip").args(["addr", verb, "169.254.169.254/32", "dev", "lo"]).status().expect("ip")
-    };
+    let local =
+        |verb: &str| Command::new("ip").args(["addr", verb, "169.254.169.254/32", "dev", "lo"]).status().expect("ip");
     local("add");
     let open = |lab: &Lab| {
         [

@@ -67,7 +67,11 @@ pub enum BenchError {
     #[error(transparent)]
     Effect(#[from] crate::projects::EffectError),
     #[error("cannot use {path}")]
-    Disk { path: PathBuf, #[source] source: io::Error },
+    Disk {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot {0}")]
     Load(&'static str, #[source] io::Error),
     #[error("the clients of the benchmark failed: {0}")]

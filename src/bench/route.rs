@@ -144,7 +144,8 @@ impl RouteBench {
 }
 
 const REPO: &str = "bench/warm";
-const ADDRESSES: AddressPool = AddressPool { first: Ipv4Addr::new(127, 88, 0, 1), last: Ipv4Addr::new(127, 88, 255, 254) };
+const ADDRESSES: AddressPool =
+    AddressPool { first: Ipv4Addr::new(127, 88, 0, 1), last: Ipv4Addr::new(127, 88, 255, 254) };
 
 fn spec(repo: &str) -> Result<BuildSpec, BenchError> {
     BuildSpec::new(repo, "", "", "amd64").map_err(|error| BenchError::Unexpected(error.to_string()))

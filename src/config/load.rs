@@ -21,7 +21,11 @@ pub struct Overrides {
 #[derive(Debug, Error)]
 pub enum ConfigError {
     #[error("cannot read the configuration {path}: name an existing file with --config, or leave the flag out")]
-    Read { path: PathBuf, #[source] source: io::Error },
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("{path} holds a secret ({key}) and others may read it: chmod 0600 {path}")]
     Exposed { path: PathBuf, key: String },
     #[error("{path} can be changed by others: chmod go-w {path}")]
@@ -77,12 +81,15 @@ impl Config {
                 return value(key, path, "give an absolute path");
             }
         }
-        let [first, last] = self.addresses();
-        if first > last {
-            return value("runtime.addresses", &[first, last], "the first address is above the last");
-        }
-        if self.runtime.kind == RuntimeKind::Process && !(first.is_loopback() && last.is_loopback()) {
-            return value("runtime.addresses", &[first, last], "runtime process listens on loopback: use 127.x.y.z");
+        let addresses = self.addresses();
+        match self.runtime.kind {
+            RuntimeKind::Process if !addresses.is_loopback() => {
+                return value("runtime.addresses", &addresses.to_string(), "runtime process needs part of 127.0.0.0/8");
+            }
+            RuntimeKind::Incus if !addresses.is_private() => {
+                return value("runtime.addresses", &addresses.to_string(), "runtime incus needs a private network");
+            }
+            _ => {}
         }
         if self.gateway.domains.is_empty() {
             return value("gateway.domains", &self.gateway.domains, "name at least one domain");
@@ -185,7 +192,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_named_with_its_remedy() {
-        let error = Config::load(Some(Path::new("/nonexistent/kiln.toml")), &Overrides::default()).expect_err("missing");
+        let error =
+            Config::load(Some(Path::new("/nonexistent/kiln.toml")), &Overrides::default()).expect_err("missing");
         assert!(error.to_string().contains("/nonexistent/kiln.toml") && error.to_string().contains("--config"));
         assert!(Config::load(Some(Path::new("/")), &Overrides::default()).is_err());
     }
@@ -201,8 +209,9 @@ mod tests {
     fn contradictions_are_named() {
         for (text, key) in [
             ("state_dir = 'relative'", "state_dir"),
-            ("[runtime]\naddresses = ['127.0.0.9', '127.0.0.1']", "runtime.addresses"),
-            ("[runtime]\naddresses = ['10.0.0.1', '10.0.0.9']", "runtime.addresses"),
+            ("[runtime]\naddresses = '127.0.0.9'", "addresses"),
+            ("[runtime]\naddresses = '10.0.0.0/16'", "runtime.addresses"),
+            ("[runtime]\nkind = 'incus'\naddresses = '127.88.0.0/16'", "runtime.addresses"),
             ("[gateway]\ndomains = []", "gateway.domains"),
             ("[gateway]\ndomains = ['a_b.example']", "gateway.domains"),
             ("[policy]\nlease_grace = '3h'", "policy.lease_grace"),

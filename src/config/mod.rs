@@ -12,6 +12,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kiln_domain::AddressRange;
 pub use load::{ConfigError, Overrides};
 use serde::{Deserialize, Serialize};
 
@@ -69,8 +70,9 @@ pub enum RuntimeKind {
 #[serde(deny_unknown_fields, default)]
 pub struct Runtime {
     pub kind: RuntimeKind,
-    /// First and last address of the daemons; `None`: a range of the runtime's own (loopback for `process`).
-    pub addresses: Option<[Ipv4Addr; 2]>,
+    /// Where the daemons' addresses come from; nothing else on the host may use it. `None`: 127.88.0.0/16 for `process`,
+    /// 10.88.0.0/16 for `incus`.
+    pub addresses: Option<AddressRange>,
     pub incus: Incus,
     pub limits: Limits,
 }
@@ -87,6 +89,8 @@ pub struct Incus {
     pub image: String,
     /// Name servers that builds may ask, on port 53. Empty: those of the host's `/etc/resolv.conf` that are not loopback.
     pub resolvers: Vec<Ipv4Addr>,
+    /// The nftables table that is ours alone, family inet. Two Kilns on one host need two, and two ranges.
+    pub table: String,
 }
 
 /// For each daemon with its builds. Absent is unlimited.
@@ -147,6 +151,17 @@ pub struct Policy {
     pub max_build_age: Duration,
 }
 
+/// Ranges that are rarely used for anything else.
+const LOOPBACK_RANGE: AddressRange = range(Ipv4Addr::new(127, 88, 0, 0));
+const PRIVATE_RANGE: AddressRange = range(Ipv4Addr::new(10, 88, 0, 0));
+
+const fn range(network: Ipv4Addr) -> AddressRange {
+    match AddressRange::new(network, 16) {
+        Some(range) => range,
+        None => panic!("a constant that is no range"),
+    }
+}
+
 const MINUTE: Duration = Duration::from_secs(60);
 
 impl Default for Config {
@@ -195,6 +210,7 @@ impl Default for Incus {
             pool: "default".to_owned(),
             image: "kiln".to_owned(),
             resolvers: Vec::new(),
+            table: "kiln".to_owned(),
         }
     }
 }
@@ -232,12 +248,21 @@ impl Config {
         self.volumes.path.clone().unwrap_or_else(|| self.state_dir.join("volumes"))
     }
 
-    /// First and last address of the daemons.
-    pub fn addresses(&self) -> [Ipv4Addr; 2] {
+    /// Where the daemons' addresses come from.
+    pub fn addresses(&self) -> AddressRange {
         self.runtime.addresses.unwrap_or(match self.runtime.kind {
-            RuntimeKind::Process => [Ipv4Addr::new(127, 88, 0, 1), Ipv4Addr::new(127, 88, 255, 254)],
-            RuntimeKind::Incus => [Ipv4Addr::new(10, 88, 0, 1), Ipv4Addr::new(10, 88, 255, 254)],
+            RuntimeKind::Process => LOOPBACK_RANGE,
+            RuntimeKind::Incus => PRIVATE_RANGE,
         })
+    }
+
+    /// `runtime.incus.socket`, or where Incus puts it.
+    pub fn incus_socket(&self) -> PathBuf {
+        let default = || {
+            let directory = std::env::var_os("INCUS_DIR").unwrap_or_else(|| "/var/lib/incus".into());
+            PathBuf::from(directory).join("unix.socket")
+        };
+        self.runtime.incus.socket.clone().unwrap_or_else(default)
     }
 
     /// Where TCP listens: as configured if that is loopback, else loopback with the configured port, and `false`.

@@ -53,8 +53,9 @@ pub(super) mod bytes {
 
     pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
         let text = String::deserialize(deserializer)?;
-        parse(&text)
-            .ok_or_else(|| D::Error::custom(format!("{text:?} is not a size; write \"20GiB\", \"512MiB\" or \"4096B\"")))
+        parse(&text).ok_or_else(|| {
+            D::Error::custom(format!("{text:?} is not a size; write \"20GiB\", \"512MiB\" or \"4096B\""))
+        })
     }
 }
 

@@ -7,8 +7,8 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kiln_domain::Policy;
 use kiln_domain::lease::LeasePolicy;
-use kiln_domain::{AddressPool, Policy};
 use thiserror::Error;
 
 use crate::api::ListenError;
@@ -17,6 +17,8 @@ use crate::clock::SystemClock;
 use crate::config::{Config, EngineKind, RuntimeKind};
 use crate::entropy::SystemEntropy;
 use crate::gateway::{Gateway, Limits};
+use crate::host::incus::{IncusConfig, IncusRuntime};
+use crate::host::network::{Network, NetworkConfig, ParseRangeError};
 use crate::host::process::{ProcessConfig, ProcessRuntime};
 use crate::host::volumes::{self, BtrfsEngine, DirEngine, VolumeEngine, VolumeError};
 use crate::host::{self, Runtime, RuntimeError};
@@ -31,7 +33,11 @@ use crate::store::{OpenError, Store};
 #[derive(Debug, Error)]
 pub enum StartError {
     #[error("cannot make {path}: make it, owned by the user that kilnd runs as")]
-    Directory { path: PathBuf, #[source] source: io::Error },
+    Directory {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error(transparent)]
     Store(#[from] OpenError),
     #[error(transparent)]
@@ -43,9 +49,15 @@ pub enum StartError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     #[error("cannot listen on {address}: stop what listens there, or set gateway.listen to another port")]
-    Bind { address: SocketAddr, #[source] source: io::Error },
+    Bind {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
     #[error("there is no buildkitd on the PATH: install it, or name it in buildkit.buildkitd")]
     NoBuildkitd,
+    #[error(transparent)]
+    Range(#[from] ParseRangeError),
     #[error("cannot listen to signals")]
     Signal(#[source] io::Error),
 }
@@ -86,7 +98,15 @@ async fn host_effects(config: &Config) -> Result<HostEffects, StartError> {
             let runtime = ProcessRuntime::new(process_config(config)?).await?;
             (Arc::new(runtime), DaemonPaths::OnHost { run: config.run_dir.join("daemons") })
         }
-        RuntimeKind::Incus => incus(config).await?,
+        RuntimeKind::Incus => {
+            // As kiln-init finds them; see crates/init and src/host/incus.
+            let paths = DaemonPaths::Inside {
+                volume: "/var/lib/buildkit".into(),
+                files: "/etc/kiln".into(),
+                run: "/run/buildkit".into(),
+            };
+            (Arc::new(incus(config)?), paths)
+        }
     };
     let parts = HostParts {
         runtime,
@@ -113,7 +133,6 @@ fn effects_config(config: &Config, paths: DaemonPaths) -> HostEffectsConfig {
 }
 
 fn projects_config(config: &Config) -> ProjectsConfig {
-    let [first, last] = config.addresses();
     let gateway = config.gateway.listen;
     ProjectsConfig {
         policy: Policy {
@@ -121,7 +140,7 @@ fn projects_config(config: &Config) -> ProjectsConfig {
             idle_window: config.policy.idle_window,
         },
         deadlines: deadlines(config),
-        addresses: AddressPool { first, last },
+        addresses: config.addresses().hosts(),
         addressing: Addressing {
             domain: config.gateway.domains[0].clone(),
             gateway_address: (!config.gateway.resolvable).then(|| gateway.to_string()),
@@ -176,7 +195,28 @@ fn file_system_size(path: &Path) -> Option<u64> {
     stat.f_blocks.checked_mul(stat.f_frsize)
 }
 
-async fn incus(config: &Config) -> Result<(Arc<dyn Runtime>, DaemonPaths), StartError> {
-    let _ = config;
-    unreachable!("merged with the incus room")
+/// Incus is asked when it is first needed, so that Kiln starts while it is away.
+fn incus(config: &Config) -> Result<IncusRuntime, StartError> {
+    let resolvers = resolvers(config);
+    let mut network = NetworkConfig::new(config.addresses().to_string().parse()?, resolvers.clone());
+    network.table.clone_from(&config.runtime.incus.table);
+    let incus = IncusConfig {
+        socket: config.incus_socket(),
+        project: config.runtime.incus.project.clone(),
+        pool: config.runtime.incus.pool.clone(),
+        image: config.runtime.incus.image.clone(),
+        resolvers,
+    };
+    Ok(IncusRuntime::new(incus, Arc::new(Network::new(network)))?)
+}
+
+/// As configured, or the host's own that an instance could reach.
+fn resolvers(config: &Config) -> Vec<IpAddr> {
+    let configured = &config.runtime.incus.resolvers;
+    if !configured.is_empty() {
+        return configured.iter().copied().map(IpAddr::V4).collect();
+    }
+    let of_the_host = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let servers = of_the_host.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
+    servers.filter_map(|server| server.trim().parse().ok()).filter(|server: &IpAddr| !server.is_loopback()).collect()
 }

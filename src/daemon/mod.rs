@@ -56,11 +56,8 @@ struct Arguments {
 /// Runs the daemon of this process and returns its exit code.
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let overrides = Overrides {
-        state_dir: arguments.state_dir,
-        run_dir: arguments.run_dir,
-        runtime: arguments.runtime,
-    };
+    let overrides =
+        Overrides { state_dir: arguments.state_dir, run_dir: arguments.run_dir, runtime: arguments.runtime };
     let config = match Config::load(arguments.config.as_deref(), &overrides) {
         Ok(config) => config,
         Err(error) => {

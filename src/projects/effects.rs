@@ -42,8 +42,8 @@ pub enum EffectError {
     Probe(#[from] ProbeError),
     #[error("{what} was interrupted: kilnd is shutting down")]
     Interrupted { what: &'static str },
-    #[error("the daemon of {key} did not answer within {} s; its last words:\n{log}", .after.as_secs())]
-    NotServing { key: Key, after: Duration, log: String, #[source] source: ProbeError },
+    #[error("the daemon of {key} runs and does not serve: {source}; its last words:\n{log}")]
+    NotServing { key: Key, log: String, source: ProbeError },
     #[error("the daemon of {key} went away while it was starting; its last words:\n{log}")]
     Exited { key: Key, log: String },
     #[error("gave up after {} s: {step}", .after.as_secs())]

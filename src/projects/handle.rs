@@ -63,7 +63,11 @@ pub enum RouteError {
     #[error("gave up after {} s; it is {phase}, because {reason}", .after.as_secs())]
     NotReady { after: Duration, phase: String, reason: String },
     #[error("cannot make a credential for {key}")]
-    Credential { key: Key, #[source] source: PkiError },
+    Credential {
+        key: Key,
+        #[source]
+        source: PkiError,
+    },
     #[error(transparent)]
     Entropy(#[from] NoEntropy),
     #[error("kilnd is shutting down")]
@@ -333,11 +337,7 @@ impl Directory for Projects {
 }
 
 fn lease_view(lease: &Lease) -> LeaseView {
-    LeaseView {
-        id: lease.token.as_str().to_owned(),
-        created: rfc3339(lease.created),
-        renewed: rfc3339(lease.renewed),
-    }
+    LeaseView { id: lease.token.as_str().to_owned(), created: rfc3339(lease.created), renewed: rfc3339(lease.renewed) }
 }
 
 /// RFC 3339 in UTC; the epoch for what no calendar holds.

@@ -12,7 +12,7 @@ use kiln_domain::{Key, ProjectRecord, Timestamp};
 use tokio::sync::broadcast;
 
 use super::effects::{EffectError, Effects, StepDeadlines};
-use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarget, await_serving};
+use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarget, ProbeError, await_serving};
 use crate::clock::Clock;
 use crate::host::volumes::VolumeEngine;
 use crate::host::{InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, StopBound};
@@ -142,7 +142,7 @@ impl HostEffects {
         }
         let (key, not_after) = (record.key.clone(), now.plus(PROBE_CREDENTIAL_LIFE));
         let mine = self.with_pki(move |pki| pki.issue_credential(&key, now, not_after)).await?;
-        let tls = ClientTls::new(&mine.ca, &mine.cert, &mine.key).map_err(crate::buildkit::ProbeError::from)?;
+        let tls = ClientTls::new(&mine.ca, &mine.cert, &mine.key).map_err(ProbeError::from)?;
         let server_name = record.key.server_name(&self.config.domains[0]);
         let target = DaemonTarget { address: self.address(record), server_name, tls };
         let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
@@ -194,12 +194,9 @@ impl HostEffects {
         self.check_alive(record, &spec).await?;
         loop {
             tokio::select! {
-                outcome = &mut serving => return match outcome {
-                    Ok(()) => Ok(()),
-                    Err(source) => {
-                        let log = self.parts.runtime.last_words(&spec).await;
-                        Err(EffectError::NotServing { key: record.key.clone(), after: patience, log, source })
-                    }
+                outcome = &mut serving => match outcome {
+                    Ok(()) => return Ok(()),
+                    Err(source) => return Err(self.not_serving(record, &spec, source, &mut events).await),
                 },
                 event = events.recv() => match event {
                     Ok(InstanceEvent::Changed(key)) if key != record.key => {}
@@ -207,6 +204,28 @@ impl HostEffects {
                 },
             }
         }
+    }
+
+    /// Why a daemon does not serve. What answers with a certificate of its own may be somebody else on the same address;
+    /// then ours is about to say in its log that the address is taken, and to go.
+    async fn not_serving(
+        &self,
+        record: &ProjectRecord,
+        spec: &InstanceSpec,
+        source: ProbeError,
+        events: &mut broadcast::Receiver<InstanceEvent>,
+    ) -> EffectError {
+        let deadline = tokio::time::Instant::now() + LOOK_PATIENCE;
+        while !matches!(source, ProbeError::GaveUp { .. }) {
+            if let Err(gone) = self.check_alive(record, spec).await {
+                return gone;
+            }
+            if tokio::time::timeout_at(deadline, events.recv()).await.is_err() {
+                break;
+            }
+        }
+        let log = self.parts.runtime.last_words(spec).await;
+        EffectError::NotServing { key: record.key.clone(), log, source }
     }
 
     async fn check_alive(&self, record: &ProjectRecord, spec: &InstanceSpec) -> Result<(), EffectError> {

@@ -102,8 +102,7 @@ impl Registry {
         let unread = Status { phase: kiln_domain::Phase::Idle, reason: String::new(), step: Some("read its record") };
         let (status, seen) = watch::channel(unread);
         let connections = Connections::default();
-        let worker =
-            WorkerHandle { mailbox: own_mailbox.clone(), status: seen, connections: connections.clone() };
+        let worker = WorkerHandle { mailbox: own_mailbox.clone(), status: seen, connections: connections.clone() };
         workers.insert(key.clone(), worker.clone());
         let desk = Desk { mailbox, own_mailbox, status, connections };
         tokio::spawn(Self::live(self.clone(), Arc::clone(shared), key.clone(), desk));

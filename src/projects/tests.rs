@@ -228,7 +228,10 @@ async fn a_stop_waits_for_no_build_and_takes_none_away() {
     assert_eq!(bench.effects.instance(&key()), InstanceSeen::Stopped);
     let again = bench.route().await;
     assert_eq!((again.generation, bench.count(Step::CreateVolume)), (2, 1));
-    assert!(matches!(bench.projects.stop(&"pdeadbeefdeadbeef".parse().expect("a key")).await, Err(StopError::Unknown(_))));
+    assert!(matches!(
+        bench.projects.stop(&"pdeadbeefdeadbeef".parse().expect("a key")).await,
+        Err(StopError::Unknown(_))
+    ));
 }
 
 #[tokio::test]

@@ -206,9 +206,22 @@ mod tests {
     #[test]
     fn what_is_not_a_key() {
         for text in [
-            "", "p", "pbcce5b6205652dd", "pbcce5b6205652dd77", "Pbcce5b6205652dd7", "pBCCE5b6205652dd7", "xbcce5b6205652dd7",
-            "fork", "forkforkpbcce5b6205652dd7", "c0pbcce5b6205652dd7", "c01pbcce5b6205652dd7", "c99999pbcce5b6205652dd7",
-            "cpbcce5b6205652dd7", "../../etc/passwd00", "pbcce5b620565\u{fc}dd7", "pbcce5b6205652dd7\n",
+            "",
+            "p",
+            "pbcce5b6205652dd",
+            "pbcce5b6205652dd77",
+            "Pbcce5b6205652dd7",
+            "pBCCE5b6205652dd7",
+            "xbcce5b6205652dd7",
+            "fork",
+            "forkforkpbcce5b6205652dd7",
+            "c0pbcce5b6205652dd7",
+            "c01pbcce5b6205652dd7",
+            "c99999pbcce5b6205652dd7",
+            "cpbcce5b6205652dd7",
+            "../../etc/passwd00",
+            "pbcce5b620565\u{fc}dd7",
+            "pbcce5b6205652dd7\n",
         ] {
             assert!(text.parse::<Key>().is_err(), "{text:?} was taken for a key");
         }
@@ -221,10 +234,16 @@ mod tests {
         assert_eq!(of("buildkitd-pbcce5b6205652dd7.builds.example.com"), key);
         assert_eq!(of("BUILDKITD-pbcce5b6205652dd7.Builds.Example.Com."), key);
         for name in [
-            "evil.example.com", "buildkitd-x.other.com", "notadaemon.builds.example.com",
-            "buildkitd-pbcce5b6205652dd7.ns.builds.example.com", "evil.attacker.com", "builds.example.com",
-            "buildkitd-.builds.example.com", "buildkitd-pbcce5b6205652dd7builds.example.com",
-            "buildkitd-pbcce5b6205652dd7.builds.example.com..", "buildkitd-pbcce5b6205652dd7",
+            "evil.example.com",
+            "buildkitd-x.other.com",
+            "notadaemon.builds.example.com",
+            "buildkitd-pbcce5b6205652dd7.ns.builds.example.com",
+            "evil.attacker.com",
+            "builds.example.com",
+            "buildkitd-.builds.example.com",
+            "buildkitd-pbcce5b6205652dd7builds.example.com",
+            "buildkitd-pbcce5b6205652dd7.builds.example.com..",
+            "buildkitd-pbcce5b6205652dd7",
         ] {
             assert_eq!(of(name), None, "of {name}");
         }

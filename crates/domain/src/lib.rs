@@ -23,7 +23,7 @@ pub mod repo;
 pub mod spec;
 pub mod time;
 
-pub use address::AddressPool;
+pub use address::{AddressPool, AddressRange};
 pub use key::{Key, ParseKeyError};
 pub use lease::{Lease, LeaseToken, TokenHash};
 pub use plan::{Plan, Policy, Reason, Situation, Step, plan};

@@ -98,7 +98,9 @@ pub enum VolumeSeen {
     Absent,
     Ready,
     /// There is something under the name that does not carry this project's identity.
-    Foreign { found: String },
+    Foreign {
+        found: String,
+    },
 }
 
 /// The daemon's certificates and configuration on disk.
@@ -113,7 +115,9 @@ pub enum FilesSeen {
 pub enum InstanceSeen {
     Absent,
     /// Exists without everything that it needs, or is not ours to start: never started, made anew.
-    HalfMade { why: String },
+    HalfMade {
+        why: String,
+    },
     Stopped,
     Running {
         /// This run of the instance, in the runtime's words.

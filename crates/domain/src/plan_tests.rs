@@ -246,11 +246,8 @@ fn any_instance() -> impl Strategy<Value = InstanceSeen> {
 }
 
 fn any_case() -> impl Strategy<Value = Case> {
-    let volume = prop_oneof![
-        Just(VolumeSeen::Absent),
-        Just(VolumeSeen::Ready),
-        Just(VolumeSeen::Foreign { found: "x".into() })
-    ];
+    let volume =
+        prop_oneof![Just(VolumeSeen::Absent), Just(VolumeSeen::Ready), Just(VolumeSeen::Foreign { found: "x".into() })];
     let files = prop_oneof![Just(FilesSeen::Current), Just(FilesSeen::Stale)];
     let demand = (0..3usize, 0..3usize, any::<bool>(), proptest::collection::vec(-9000i64..9000, 0..3));
     (any_instance(), volume, files, demand, 0..4u32, 0i64..9000, (any::<bool>(), any::<bool>())).prop_map(
@@ -261,7 +258,14 @@ fn any_case() -> impl Strategy<Value = Case> {
             case.record.settings.tier = if hot { Tier::Hot } else { Tier::Warm };
             case.gave_up_on = gave_up.then_some("run-1");
             (0..setbacks).for_each(|n| case.setbacks = case.setbacks.and_another(at(i64::from(n))));
-            Case { waiters, connections, stop_requested, leases: leases.into_iter().map(lease_of).collect(), now: at(now), ..case }
+            Case {
+                waiters,
+                connections,
+                stop_requested,
+                leases: leases.into_iter().map(lease_of).collect(),
+                now: at(now),
+                ..case
+            }
         },
     )
 }

@@ -36,8 +36,7 @@ pub enum RepoError {
 }
 
 /// Each is removed once, in this order, so stacked schemes (`https://git://…`) come off together.
-const SCHEMES: [&str; 7] =
-    ["https://", "http://", "git://", "ssh://", "git+ssh://", "ssh+git://", "git+https://"];
+const SCHEMES: [&str; 7] = ["https://", "http://", "git://", "ssh://", "git+ssh://", "ssh+git://", "git+https://"];
 
 impl RepoName {
     /// Normalises any spelling that git or a forge uses for a repository.
@@ -181,9 +180,14 @@ mod tests {
 
     #[test]
     fn characters_no_repository_has() {
-        for (spelling, bad) in
-            [("h/a\0b", '\0'), ("h/a\nb", '\n'), ("h/a b", ' '), ("h/a?x=1", '?'), ("h/a#top", '#'), ("h/a\u{85}b", '\u{85}')]
-        {
+        for (spelling, bad) in [
+            ("h/a\0b", '\0'),
+            ("h/a\nb", '\n'),
+            ("h/a b", ' '),
+            ("h/a?x=1", '?'),
+            ("h/a#top", '#'),
+            ("h/a\u{85}b", '\u{85}'),
+        ] {
             assert_eq!(RepoName::parse(spelling), Err(RepoError::Character(bad)), "of {spelling:?}");
         }
     }
