@@ -15,8 +15,34 @@ const DAEMON_LOCK: &str = "buildkitd.lock";
 
 pub(super) enum Occupancy {
     /// No daemon is there, and none can start as long as the lock is held. There is no lock where no daemon has ever been.
-    Free(Option<OwnedFd>),
+    Free(Option<Held>),
     Taken,
+}
+
+/// A `flock`, released when this is dropped.
+///
+/// Closing its descriptor would not be enough: a process that is being started has a copy of it until it becomes another
+/// program, and keeps the lock for so long.
+#[derive(Debug)]
+pub(super) struct Held(OwnedFd);
+
+impl Held {
+    /// `None` when somebody else holds it.
+    pub(super) fn try_lock(file: OwnedFd) -> io::Result<Option<Self>> {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Err(error) = rustix::fs::flock(&self.0, FlockOperation::Unlock) {
+            tracing::warn!(%error, "cannot unlock");
+        }
+    }
 }
 
 /// Takes the lock that a daemon holds on its cache.
@@ -28,11 +54,7 @@ pub(super) fn keep_daemon_out(cache: &Path) -> io::Result<Occupancy> {
         Err(Errno::NOENT | Errno::LOOP) => return Ok(Occupancy::Free(None)),
         Err(error) => return Err(error.into()),
     };
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Occupancy::Free(Some(file))),
-        Err(Errno::WOULDBLOCK) => Ok(Occupancy::Taken),
-        Err(error) => Err(error.into()),
-    }
+    Ok(Held::try_lock(file)?.map_or(Occupancy::Taken, |held| Occupancy::Free(Some(held))))
 }
 
 /// Mount points strictly below `directory`, the deepest first: an order in which they can be unmounted.
@@ -75,6 +97,18 @@ fn unescape(field: &[u8]) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_ends_with_its_holder_though_a_copy_of_its_descriptor_lives() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let lock = std::fs::File::create(directory.path().join(DAEMON_LOCK)).expect("made");
+        let copy = lock.try_clone().expect("copied");
+        let held = Held::try_lock(lock.into()).expect("no error").expect("free");
+        assert!(matches!(keep_daemon_out(directory.path()).expect("no error"), Occupancy::Taken));
+        drop(held);
+        assert!(matches!(keep_daemon_out(directory.path()).expect("no error"), Occupancy::Free(Some(_))));
+        drop(copy);
+    }
 
     const SAMPLE: &[u8] = b"22 1 252:0 / / rw - ext4 /dev/vda rw\n\
         30 22 0:30 / /srv/c rw,nosuid shared:1 - btrfs /dev/loop0 rw\n\

@@ -170,17 +170,16 @@ impl Instances {
         Ok(found)
     }
 
-    /// The oldest, because a daemon's child has its command line until it becomes another program.
+    /// Not a child of another one: until it becomes another program, a daemon's child has its command line.
     fn search(&self, program: &Path, volume: &Path) -> io::Result<Option<Identity>> {
-        let mut oldest: Option<Identity> = None;
+        let mut alike = Vec::new();
         for pid in proc::pids()? {
-            if !proc::is_daemon(pid, program, volume)? {
-                continue;
+            if proc::is_daemon(pid, program, volume)? {
+                alike.extend(proc::stat(pid)?.map(|stat| (pid, stat.parent)));
             }
-            let found = Identity::of(pid, &self.boot)?;
-            oldest = [oldest, found].into_iter().flatten().min_by_key(|found| (found.start, found.pid));
         }
-        Ok(oldest)
+        let daemon = alike.iter().find(|(_, parent)| alike.iter().all(|(pid, _)| pid != parent));
+        daemon.map_or(Ok(None), |(pid, _)| Identity::of(*pid, &self.boot))
     }
 
     fn read_run(&self, operation: &'static str, key: &Key) -> Result<Option<RunFile>, RuntimeError> {

@@ -1,6 +1,5 @@
 //! What every engine must do, and what single engines promise beyond it.
 
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,6 +7,7 @@ use std::process::Command;
 use kiln_domain::Key;
 
 use super::*;
+use crate::host::occupancy::Held;
 
 /// How a test reaches into a volume.
 trait Contents: Sync {
@@ -424,10 +424,9 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 /// Does what buildkitd does to its root.
-fn occupy(volume: &Volume) -> OwnedFd {
+fn occupy(volume: &Volume) -> Held {
     let lock = std::fs::File::create(volume.path.join("buildkitd.lock")).expect("made");
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).expect("locked");
-    lock.into()
+    Held::try_lock(lock.into()).expect("no error").expect("free")
 }
 
 fn run(program: &str, args: &[&std::ffi::OsStr]) {

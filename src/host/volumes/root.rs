@@ -1,15 +1,15 @@
 //! The directory that an engine lives in: checked before anything is changed in it, marked as ours, held by one kilnd.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, StatVfsMountFlags};
+use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 
 use super::VolumeError;
 use super::record::{FORMAT, Marker};
 use crate::host::files;
+use crate::host::occupancy::Held;
 
 const MARKER: &str = "kiln-volumes.json";
 
@@ -18,7 +18,7 @@ pub(super) struct Claim {
     /// Absolute and without symbolic links, so that it compares with what the kernel reports.
     pub root: PathBuf,
     pub marker: Marker,
-    pub held: OwnedFd,
+    pub held: Held,
 }
 
 impl Claim {
@@ -79,16 +79,12 @@ fn check(root: &Path) -> Result<PathBuf, VolumeError> {
 }
 
 /// A lock on the directory itself: it needs no file, and the kernel releases it however we end.
-fn hold(root: &Path) -> Result<OwnedFd, VolumeError> {
+fn hold(root: &Path) -> Result<Held, VolumeError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(root, flags, Mode::empty()).map_err(|e| unwritable(root, &e.into()))?;
-    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(directory),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            Err(unusable(root, "another kilnd uses it", "stop that one, or give this one a directory of its own"))
-        }
-        Err(error) => Err(unwritable(root, &error.into())),
-    }
+    Held::try_lock(directory).map_err(|e| unwritable(root, &e))?.ok_or_else(|| {
+        unusable(root, "another kilnd uses it", "stop that one, or give this one a directory of its own")
+    })
 }
 
 fn known(root: &Path, engine: &'static str, marker: Marker) -> Result<Marker, VolumeError> {

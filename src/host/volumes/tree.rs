@@ -13,7 +13,6 @@
 //! trash, and what a crash leaves is recognised by its name and removed at the next opening.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +27,7 @@ use super::root::{Claim, marker_path};
 use super::{SnapshotName, TrashName, Usage, Volume, VolumeEngine, VolumeError};
 use crate::host::files::HALF;
 use crate::host::key_locks::KeyLocks;
-use crate::host::occupancy::{self, Occupancy};
+use crate::host::occupancy::{self, Held, Occupancy};
 use crate::host::{Properties, files};
 
 const LIVE: &str = "live";
@@ -71,7 +70,7 @@ pub struct Tree<M> {
     marker: tokio::sync::Mutex<Marker>,
     locks: KeyLocks,
     next_half: AtomicU64,
-    _held: OwnedFd,
+    _held: Held,
 }
 
 impl<M: Medium> Tree<M> {
@@ -194,7 +193,7 @@ impl<M: Medium> Tree<M> {
     }
 
     /// What uses the cache, if anything does.
-    async fn hold(&self, operation: &'static str, key: &Key, volume: &Volume) -> Result<Option<OwnedFd>, VolumeError> {
+    async fn hold(&self, operation: &'static str, key: &Key, volume: &Volume) -> Result<Option<Held>, VolumeError> {
         blocking(&volume.path, hold_cache).await.map_err(|e| e.during(operation, key))
     }
 
@@ -493,7 +492,7 @@ async fn retire(path: &Path, half: &Path) -> Result<(), Failure> {
 }
 
 /// Keeps daemons out of a cache. `None` when none has ever been in there.
-fn hold_cache(cache: &Path) -> Result<Option<OwnedFd>, Failure> {
+fn hold_cache(cache: &Path) -> Result<Option<Held>, Failure> {
     match occupancy::keep_daemon_out(cache).map_err(|e| Failure::io(cache, e))? {
         Occupancy::Free(held) => Ok(held),
         Occupancy::Taken => Err(Failure::Busy { holder: "its buildkitd, which must be stopped first".to_owned() }),
