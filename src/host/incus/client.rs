@@ -75,8 +75,6 @@ pub(crate) struct Operation {
     #[serde(default)]
     pub(crate) may_cancel: bool,
     #[serde(default)]
-    pub(crate) metadata: Option<Value>,
-    #[serde(default)]
     pub(crate) resources: Option<Value>,
 }
 
@@ -114,10 +112,6 @@ impl Client {
 
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
-    }
-
-    pub(crate) fn project(&self) -> &str {
-        &self.project
     }
 
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {

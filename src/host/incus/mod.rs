@@ -333,6 +333,14 @@ impl IncusRuntime {
     }
 }
 
+/// A client of an Incus that has what Kiln needs, in a project that is there; for making the image.
+pub(crate) async fn ready(config: &IncusConfig) -> Result<Client, RuntimeError> {
+    prepare::check_names(config)?;
+    let client = Client::new(&config.socket, &config.project).map_err(|e| failure("connect to", &config.project, e))?;
+    prepare::prepare(&client, config).await?;
+    Ok(client)
+}
+
 fn path_of(spec: &InstanceSpec) -> String {
     format!("/1.0/instances/{}", spec.key.daemon_name())
 }
