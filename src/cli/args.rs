@@ -178,25 +178,31 @@ pub(super) enum ImageVerb {
 
 /// What `kiln image build` makes the image from, and where it puts it.
 #[derive(Debug, Args)]
-pub struct ImageBuildArgs {
+pub(super) struct ImageBuildArgs {
     /// The buildkitd to put into it
     #[arg(long, value_name = "PATH")]
-    pub buildkitd: PathBuf,
+    pub(super) buildkitd: PathBuf,
     /// The kiln-init to put into it
     #[arg(long, value_name = "PATH")]
-    pub init: PathBuf,
+    pub(super) init: PathBuf,
     /// Incus's unix socket
     #[arg(long, value_name = "PATH", default_value = "/var/lib/incus/unix.socket")]
-    pub incus_socket: PathBuf,
+    pub(super) incus_socket: PathBuf,
     /// The Incus project that gets the image
     #[arg(long, value_name = "NAME", default_value = "kiln")]
-    pub incus_project: String,
+    pub(super) incus_project: String,
     /// The image's alias
     #[arg(long, value_name = "NAME", default_value = "kiln")]
-    pub alias: String,
+    pub(super) alias: String,
     /// Where packages and finished images are kept between runs
     #[arg(long, value_name = "DIR")]
-    pub cache: Option<PathBuf>,
+    pub(super) cache: Option<PathBuf>,
+    /// Fetch the packages anew, for their updates
+    #[arg(long)]
+    pub(super) refresh: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
 }
 
 #[derive(Debug, Args)]

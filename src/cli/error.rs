@@ -52,8 +52,10 @@ pub(super) enum CliError {
     NoCredential,
     #[error("kilnd answered with the endpoint {0:?}, which is not tcp://HOST:PORT")]
     Endpoint(String),
-    #[error("{0} is not part of this kiln")]
-    NotHere(&'static str),
+    #[error(transparent)]
+    Image(#[from] crate::image::ImageError),
+    #[error("neither XDG_CACHE_HOME nor HOME is set: say with --cache where to keep the packages")]
+    NoHome,
 }
 
 impl CliError {
@@ -61,9 +63,7 @@ impl CliError {
         match self {
             Self::Builder | Self::Spec(_) | Self::Client(ClientError::BadUrl { .. }) => USAGE,
             Self::Identity(error) if error.is_usage() => USAGE,
-            Self::Identity(_) | Self::NoBuildx | Self::BadBuildx(_) | Self::Spawn { .. } | Self::NotHere(_) => {
-                UNAVAILABLE
-            }
+            Self::Identity(_) | Self::NoBuildx | Self::BadBuildx(_) | Self::Spawn { .. } => UNAVAILABLE,
             Self::Client(error) if error.is_unavailable() => UNAVAILABLE,
             _ => 1,
         }

@@ -30,6 +30,7 @@ mod client;
 mod error;
 mod events;
 mod identity;
+mod image;
 mod node_id;
 mod print;
 mod private;
@@ -38,7 +39,6 @@ mod signals;
 mod split;
 mod waiting;
 
-pub use args::ImageBuildArgs;
 use args::{Cli, ImageVerb, Verb};
 use client::Client;
 use error::{CliError, USAGE};
@@ -92,7 +92,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
         Verb::Stop(args) => show::stop(&client()?, &args).await?,
         Verb::Events(args) => events::print(&client()?, &args).await?,
         Verb::Image(args) => match args.verb {
-            ImageVerb::Build(_) => return Err(CliError::NotHere("kiln image build")),
+            ImageVerb::Build(args) => image::build(&args).await?,
         },
         Verb::Bench(args) => crate::bench::run(&args).await?,
         Verb::Completions(args) => print::out(&completions(args.shell))?,

@@ -62,10 +62,14 @@ pub struct Limits {
 pub enum InstanceState {
     Absent,
     /// It exists but differs from its spec in a way that must not be started (a device is missing, say).
-    HalfMade { why: String },
+    HalfMade {
+        why: String,
+    },
     Stopped,
     /// `incarnation` changes with every start, also when somebody else started it.
-    Running { incarnation: String },
+    Running {
+        incarnation: String,
+    },
 }
 
 /// A hint, not a truth: whoever hears it looks for himself.
@@ -98,7 +102,13 @@ pub enum RuntimeError {
     #[error("{instance} exited ({status}) right after its start; its last words:\n{log}")]
     Exited { instance: String, status: String, log: String },
     #[error("cannot {operation} {instance}: {path}")]
-    Io { operation: &'static str, instance: String, path: String, #[source] source: std::io::Error },
+    Io {
+        operation: &'static str,
+        instance: String,
+        path: String,
+        #[source]
+        source: std::io::Error,
+    },
 }
 
 impl RuntimeError {

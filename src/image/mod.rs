@@ -60,9 +60,18 @@ pub enum ImageError {
     #[error("{what} {path} cannot be used: {why}")]
     Part { what: &'static str, path: String, why: String },
     #[error("cannot {operation} {path}")]
-    Io { operation: &'static str, path: String, #[source] source: io::Error },
+    Io {
+        operation: &'static str,
+        path: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot run {program}: install it")]
-    Program { program: String, #[source] source: io::Error },
+    Program {
+        program: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("{program} failed ({status}); its last lines:\n{said}")]
     Failed { program: String, status: String, said: String },
     #[error("{program} was not done after {} s", .after.as_secs())]
@@ -93,7 +102,8 @@ async fn assemble(request: &ImageRequest, base: &Path, work: &Path) -> Result<Pa
     let staging = work.join("staging");
     let metadata = metadata(std::env::consts::ARCH, age(base).await?);
     let metadata_path = staging.join("metadata.yaml");
-    for (source, target) in [(&request.init, "rootfs/usr/sbin/init"), (&request.buildkitd, "rootfs/usr/local/bin/buildkitd")]
+    for (source, target) in
+        [(&request.init, "rootfs/usr/sbin/init"), (&request.buildkitd, "rootfs/usr/local/bin/buildkitd")]
     {
         let target = staging.join(target);
         let parent = target.parent().unwrap_or(&staging);
