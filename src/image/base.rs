@@ -12,8 +12,15 @@ const PACKAGES: &str = "runc,git,ca-certificates";
 
 /// Emptied: package lists and archives, manuals, translations, logs.
 const EMPTIED: [&str; 9] = [
-    "var/lib/apt/lists", "var/cache/apt", "var/cache/debconf", "var/log", "usr/share/doc", "usr/share/man",
-    "usr/share/info", "usr/share/locale", "usr/share/lintian",
+    "var/lib/apt/lists",
+    "var/cache/apt",
+    "var/cache/debconf",
+    "var/log",
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/info",
+    "usr/share/locale",
+    "usr/share/lintian",
 ];
 
 /// Mount points, and what has to differ between instances.

@@ -60,9 +60,18 @@ pub enum ImageError {
     #[error("{what} {path} cannot be used: {why}")]
     Part { what: &'static str, path: String, why: String },
     #[error("cannot {operation} {path}")]
-    Io { operation: &'static str, path: String, #[source] source: io::Error },
+    Io {
+        operation: &'static str,
+        path: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot run {program}: install it")]
-    Program { program: String, #[source] source: io::Error },
+    Program {
+        program: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("{program} failed ({status}); its last lines:\n{said}")]
     Failed { program: String, status: String, said: String },
     #[error("{program} was not done after {} s", .after.as_secs())]
@@ -93,7 +102,8 @@ async fn assemble(request: &ImageRequest, base: &Path, work: &Path) -> Result<Pa
     let staging = work.join("staging");
     let metadata = metadata(std::env::consts::ARCH, age(base).await?);
     let metadata_path = staging.join("metadata.yaml");
-    for (source, target) in [(&request.init, "rootfs/usr/sbin/init"), (&request.buildkitd, "rootfs/usr/local/bin/buildkitd")]
+    for (source, target) in
+        [(&request.init, "rootfs/usr/sbin/init"), (&request.buildkitd, "rootfs/usr/local/bin/buildkitd")]
     {
         let target = staging.join(target);
         let parent = target.parent().unwrap_or(&staging);
@@ -102,8 +112,9 @@ async fn assemble(request: &ImageRequest, base: &Path, work: &Path) -> Result<Pa
     }
     tokio::fs::write(&metadata_path, metadata).await.map_err(io_error("write", &metadata_path))?;
     let mut tar = Command::new("tar");
-    // The same parts make the same bytes, whoever builds them: no times, no names.
+    // The same parts make the same bytes, whoever builds them: no times, no names, no process ids.
     tar.args(["--append", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX", "--mtime=@0"]);
+    tar.arg("--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime");
     tar.arg("--file").arg(&image).arg("--directory").arg(&staging);
     tar.args(["metadata.yaml", "rootfs/usr/sbin/init", "rootfs/usr/local/bin/buildkitd"]);
     run(tar, PACK).await?;

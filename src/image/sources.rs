@@ -6,7 +6,7 @@ use tokio::process::Command;
 
 use super::{ImageError, run};
 
-const APT: Duration = Duration::from_secs(60);
+const APT: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Source {
@@ -24,7 +24,9 @@ pub(super) async fn find() -> Result<Source, ImageError> {
     let listing = run(apt, APT).await?;
     let mirror = mirror(&listing, &suite);
     mirror.map(|mirror| Source { mirror, suite: suite.clone() }).ok_or_else(|| {
-        ImageError::Sources(format!("none offers {suite} main; run `apt-get update`, or add one to /etc/apt/sources.list"))
+        ImageError::Sources(format!(
+            "none offers {suite} main; run `apt-get update`, or add one to /etc/apt/sources.list"
+        ))
     })
 }
 

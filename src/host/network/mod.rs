@@ -89,7 +89,11 @@ pub enum NetworkError {
         source: io::Error,
     },
     #[error("cannot remove the stray interface {interface}: try `ip link delete {interface}`")]
-    Link { interface: String, #[source] source: io::Error },
+    Link {
+        interface: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("{address} is not in Kiln's range {range}")]
     Foreign { address: Ipv4Addr, range: Range },
 }
