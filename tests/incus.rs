@@ -13,6 +13,7 @@ use kiln::host::incus::{IncusConfig, IncusRuntime};
 use kiln::host::network::{Network, NetworkConfig};
 use kiln::host::{InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, RuntimeError, StopBound};
 use kiln_domain::Key;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Mutex, MutexGuard, broadcast};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
@@ -299,7 +300,6 @@ async fn instances_outlive_incus() {
     lab.shell("incus_start $_incus_dir");
     assert_eq!(lab.incarnation(&spec).await, before, "nothing was started, so nothing has changed");
     // The very connection still stands: HTTP/2's preface is answered with the server's settings.
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     connection.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("written");
     let mut answer = [0; 9];
     tokio::time::timeout(PATIENCE, connection.read_exact(&mut answer)).await.expect("in time").expect("an answer");

@@ -43,7 +43,7 @@ pub(super) async fn import(
         let path = format!("/1.0/images/{old}");
         match client.operate(Method::DELETE, &path, None, DELETE).await {
             Ok(_) | Err(ApiError::NotFound(_)) => {}
-            Err(error) => return Err(failed(error)),
+            Err(error) => return Err(failed(&error)),
         }
     }
     Ok(Image { fingerprint: fingerprint.to_owned(), bytes, known })
@@ -55,7 +55,7 @@ async fn upload(client: &Client, file: &Path) -> Result<(), ImageError> {
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     headers.insert("X-Incus-filename", HeaderValue::from_static("kiln.tar"));
-    client.upload("/1.0/images", headers, body, UPLOAD).await.map(drop).map_err(failed)
+    client.upload("/1.0/images", headers, body, UPLOAD).await.map(drop).map_err(|e| failed(&e))
 }
 
 /// Makes or moves the alias; the image that it named before.
@@ -64,15 +64,15 @@ async fn point(client: &Client, alias: &str, fingerprint: &str) -> Result<Option
     match client.get::<Alias>(&path).await {
         Ok(found) => {
             let body = json!({"target": fingerprint, "description": "Kiln's build daemon"});
-            client.change(Method::PUT, &path, Some(&body)).await.map_err(failed)?;
+            client.change(Method::PUT, &path, Some(&body)).await.map_err(|e| failed(&e))?;
             Ok(Some(found.target))
         }
         Err(ApiError::NotFound(_)) => {
             let body = json!({"name": alias, "target": fingerprint, "description": "Kiln's build daemon"});
-            client.change(Method::POST, "/1.0/images/aliases", Some(&body)).await.map_err(failed)?;
+            client.change(Method::POST, "/1.0/images/aliases", Some(&body)).await.map_err(|e| failed(&e))?;
             Ok(None)
         }
-        Err(error) => Err(failed(error)),
+        Err(error) => Err(failed(&error)),
     }
 }
 
@@ -80,10 +80,10 @@ async fn exists(client: &Client, path: &str) -> Result<bool, ImageError> {
     match client.get::<Value>(path).await {
         Ok(_) => Ok(true),
         Err(ApiError::NotFound(_)) => Ok(false),
-        Err(error) => Err(failed(error)),
+        Err(error) => Err(failed(&error)),
     }
 }
 
-fn failed(error: ApiError) -> ImageError {
+fn failed(error: &ApiError) -> ImageError {
     ImageError::Incus(error.to_string())
 }

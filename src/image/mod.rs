@@ -112,8 +112,9 @@ async fn assemble(request: &ImageRequest, base: &Path, work: &Path) -> Result<Pa
     }
     tokio::fs::write(&metadata_path, metadata).await.map_err(io_error("write", &metadata_path))?;
     let mut tar = Command::new("tar");
-    // The same parts make the same bytes, whoever builds them: no times, no names.
+    // The same parts make the same bytes, whoever builds them: no times, no names, no process ids.
     tar.args(["--append", "--owner=0", "--group=0", "--numeric-owner", "--mode=u=rwX,go=rX", "--mtime=@0"]);
+    tar.arg("--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime");
     tar.arg("--file").arg(&image).arg("--directory").arg(&staging);
     tar.args(["metadata.yaml", "rootfs/usr/sbin/init", "rootfs/usr/local/bin/buildkitd"]);
     run(tar, PACK).await?;

@@ -6,7 +6,7 @@ use tokio::process::Command;
 
 use super::{ImageError, run};
 
-const APT: Duration = Duration::from_secs(60);
+const APT: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Source {

@@ -46,12 +46,12 @@ mod words;
 const NAME: &str = "incus";
 /// Unpacking an image onto a slow disk takes seconds; a snapshot of one takes none.
 const CREATE: Duration = Duration::from_mins(3);
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_mins(1);
 /// Killing the processes and unmounting, on a busy host.
-const FORCE: Duration = Duration::from_secs(60);
+const FORCE: Duration = Duration::from_mins(1);
 /// What Incus may take beyond a drain's own time.
 const STOP_OVERHEAD: Duration = Duration::from_secs(15);
-const DELETE: Duration = Duration::from_secs(60);
+const DELETE: Duration = Duration::from_mins(1);
 /// Events wait here for a listener that is busy; one that falls behind is told so by the channel.
 const EVENTS: usize = 1024;
 

@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(tidy("\u{1b}[33mWARN\u{1b}[0m[2026] x \r\n\r\nlast\r\n"), "WARN[2026] x\nlast");
         assert_eq!(tidy("\u{1b}"), "");
         assert_eq!(tidy("\u{1b}[31"), "");
-        let many: String = (0..100).map(|n| format!("{n}\n")).collect();
+        let many = (0..100).map(|n| n.to_string()).collect::<Vec<_>>().join("\n");
         assert_eq!(tidy(&many).lines().count(), LINES);
         assert!(tidy(&many).ends_with("99"));
     }

@@ -30,7 +30,7 @@ pub const CLOSED_V4: [&str; 16] = [
 ];
 
 /// Not for instances, IPv6: unspecified, loopback and IPv4-compatible, IPv4-mapped, NAT64 (it would reach the ranges
-/// above), discard, protocol assignments, documentation, 6to4, SRv6, unique local, link and site local, multicast.
+/// above), discard, protocol assignments, documentation, 6to4, segment routing, unique local, link and site local, multicast.
 pub const CLOSED_V6: [&str; 14] = [
     "::/96",
     "::ffff:0:0/96",
