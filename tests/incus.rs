@@ -285,6 +285,8 @@ async fn a_stray_interface_keeps_nothing_from_starting() {
     let spec = lab.spec(7).await;
     lab.runtime.create(&spec).await.expect("created");
     let name = Key::interface_name(*spec.address.ip());
+    // Of a run that was killed.
+    let _ = Command::new("ip").args(["link", "delete", &name]).output();
     let made = Command::new("ip").args(["link", "add", &name, "type", "veth", "peer", "name", "kilnstray"]).status();
     assert!(made.expect("ip").success());
     lab.runtime.start(&spec).await.expect("started");
