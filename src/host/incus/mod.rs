@@ -109,6 +109,7 @@ impl IncusRuntime {
     async fn prepared(&self) -> Result<(), RuntimeError> {
         let preparing = async {
             prepare::prepare(&self.client, &self.config).await?;
+            prepare::pool(&self.client, &self.config).await?;
             self.network.ensure().await.map_err(|e| closed("prepare", &self.config.project, &e))?;
             // The table may have been lost with the instances still running: say again who may reach what.
             for found in self.all().await? {

@@ -59,11 +59,11 @@ pub(crate) async fn prepare(client: &Client, config: &IncusConfig) -> Result<(),
         ));
     }
     // The project first: without it every question about it is answered with "not found".
-    project(client, config).await?;
-    pool(client, config).await
+    project(client, config).await
 }
 
-async fn pool(client: &Client, config: &IncusConfig) -> Result<(), RuntimeError> {
+/// The pool of the root disks; an admin makes it.
+pub(super) async fn pool(client: &Client, config: &IncusConfig) -> Result<(), RuntimeError> {
     let path = format!("/1.0/storage-pools/{}", config.pool);
     match client.get::<Value>(&path).await {
         Ok(_) => Ok(()),
