@@ -141,8 +141,8 @@ _incus_end() {
 _incus_monitors() {
   local p
   for p in /proc/[0-9]*; do
-    if tr '\0' ' ' <"$p/cmdline" 2>/dev/null | grep -qF "[lxc monitor] $_incus_dir/containers "; then printf '%s\n' "${p##*/}"; fi
-  done
+    if tr '\0' ' ' 2>/dev/null <"$p/cmdline" | grep -qF "[lxc monitor] $_incus_dir/containers "; then printf '%s\n' "${p##*/}"; fi
+  done 2>/dev/null
 }
 
 incus_down() {
