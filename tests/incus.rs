@@ -222,6 +222,27 @@ async fn a_daemon_that_dies_is_heard_of_and_leaves_words() {
     lab.done().await;
 }
 
+/// Incus reads from a new connection before it accepts the next: one that says nothing shuts everybody out.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_requests_at_once_shut_nobody_out() {
+    let Some(mut lab) = Lab::new("many_requests_at_once_shut_nobody_out").await else { return };
+    let spec = lab.spec(8).await;
+    for _ in 0..20 {
+        let looks = (0..16).map(|_| {
+            let (runtime, spec) = (Arc::clone(&lab.runtime), spec.clone());
+            tokio::spawn(async move { runtime.look(&spec).await.expect("looked") })
+        });
+        futures_util::future::join_all(looks.collect::<Vec<_>>()).await;
+        let other = async {
+            let mut stream = tokio::net::UnixStream::connect(lab.incus.join("unix.socket")).await.expect("connected");
+            stream.write_all(b"GET /1.0 HTTP/1.0\r\nHost: incus\r\n\r\n").await.expect("asked");
+            stream.read_u8().await.expect("an answer")
+        };
+        tokio::time::timeout(Duration::from_secs(5), other).await.expect("somebody else is not let in");
+    }
+    lab.done().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_half_made_is_never_started() {
     let Some(mut lab) = Lab::new("what_is_half_made_is_never_started").await else { return };
@@ -264,6 +285,8 @@ async fn a_stray_interface_keeps_nothing_from_starting() {
     let spec = lab.spec(7).await;
     lab.runtime.create(&spec).await.expect("created");
     let name = Key::interface_name(*spec.address.ip());
+    // Of a run that was killed.
+    let _ = Command::new("ip").args(["link", "delete", &name]).output();
     let made = Command::new("ip").args(["link", "add", &name, "type", "veth", "peer", "name", "kilnstray"]).status();
     assert!(made.expect("ip").success());
     lab.runtime.start(&spec).await.expect("started");

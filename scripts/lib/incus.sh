@@ -3,7 +3,9 @@
 #
 #   incus_install       installs Incus and its tools from the machine's own package sources
 #   incus_up DIR        starts an incusd on DIR with a storage pool `kiln`; running already is success
-#   incus_down DIR      stops and removes everything that incus_up and Kiln made in DIR, also after a killed run
+#   incus_down DIR [TABLE]
+#                       stops and removes everything that incus_up and Kiln made in DIR, also after a killed run, and the
+#                       nftables table `inet TABLE` of the Kiln that used it
 #
 # An Incus of the admin's is never talked to: every call names DIR. Needs root. Says what it does on stderr.
 
@@ -143,6 +145,7 @@ _incus_monitors() {
 incus_down() {
   local _incus_dir line project name pid
   _incus_dir=$(realpath -m "$1")
+  if [ -n "${2-}" ]; then nft delete table inet "$2" 2>/dev/null || true; fi
   [ -d "$_incus_dir" ] || return 0
   case $_incus_dir in / | /var/lib/incus | /var/lib | /home | /root | /tmp) _incus_die "$_incus_dir is not a private Incus"; return 1 ;; esac
   # A daemon that was killed is started once more: it alone knows what it made.

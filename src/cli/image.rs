@@ -20,7 +20,8 @@ struct Built<'a> {
 
 /// Progress goes to stderr, the result to stdout.
 pub(super) async fn build(args: &ImageBuildArgs) -> Result<(), CliError> {
-    let mut incus = IncusConfig::new(args.incus_socket.clone(), String::new());
+    // No instance is made here, so the pool is never looked at.
+    let mut incus = IncusConfig::new(args.incus_socket.clone(), "default".to_owned());
     incus.project.clone_from(&args.incus_project);
     incus.image.clone_from(&args.alias);
     let request = ImageRequest {

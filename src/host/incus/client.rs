@@ -105,7 +105,10 @@ pub(crate) struct Client {
 impl Client {
     /// Does not connect yet.
     pub(crate) fn new(socket: &Path, project: &str) -> Result<Self, ApiError> {
-        let http = reqwest::Client::builder().unix_socket(socket).no_proxy().build();
+        // A connection for each request, closed after it. Incus 6.0 reads the first 8 bytes of a new connection before it
+        // accepts the next one; a pool opens connections on suspicion and leaves them silent, which shuts out everybody,
+        // Incus's own start hooks included, until they give up after 30 s.
+        let http = reqwest::Client::builder().unix_socket(socket).no_proxy().pool_max_idle_per_host(0).build();
         let http = http.map_err(|source| ApiError::Unreachable { socket: socket.display().to_string(), source })?;
         Ok(Self { http, socket: socket.to_owned(), project: project.to_owned() })
     }
