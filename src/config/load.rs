@@ -183,6 +183,24 @@ mod tests {
     }
 
     #[test]
+    fn every_key_is_documented() {
+        fn keys(table: &toml::Table, prefix: &str, found: &mut Vec<String>) {
+            for (name, value) in table {
+                match value {
+                    toml::Value::Table(inner) => keys(inner, &format!("{prefix}{name}."), found),
+                    _ => found.push(format!("`{prefix}{name}`")),
+                }
+            }
+        }
+        let text = toml::to_string(&Config::default()).expect("renders");
+        let mut found = Vec::new();
+        keys(&text.parse().expect("parses"), "", &mut found);
+        let page = include_str!("../../docs/configuration.md");
+        let missing: Vec<_> = found.iter().filter(|key| !page.contains(*key)).collect();
+        assert!(found.len() > 15 && missing.is_empty(), "docs/configuration.md lacks {missing:?}");
+    }
+
+    #[test]
     fn an_unknown_key_is_named() {
         for text in ["sate_dir = '/x'", "[api]\nlisten_on = 'x'", "[gatway]", "[runtime.incus]\nimages = 'x'"] {
             let error = error(text, 0o600);

@@ -214,15 +214,15 @@ fn file_system_size(path: &Path) -> Option<u64> {
 
 /// Incus is asked when it is first needed, so that Kiln starts while it is away.
 fn incus(config: &Config) -> Result<IncusRuntime, StartError> {
-    let resolvers = resolvers(config);
-    let mut network = NetworkConfig::new(config.addresses().to_string().parse()?, resolvers.clone());
+    let name_servers = resolvers(config);
+    let mut network = NetworkConfig::new(config.addresses().to_string().parse()?, name_servers.clone());
     network.table.clone_from(&config.runtime.incus.table);
     let incus = IncusConfig {
         socket: config.incus_socket(),
         project: config.runtime.incus.project.clone(),
         pool: config.runtime.incus.pool.clone(),
         image: config.runtime.incus.image.clone(),
-        resolvers,
+        resolvers: name_servers,
     };
     Ok(IncusRuntime::new(incus, Arc::new(Network::new(network)))?)
 }
