@@ -73,12 +73,12 @@ impl WakeBench {
 async fn route(projects: &Projects, spec: &BuildSpec) -> Result<Duration, BenchError> {
     let start = Instant::now();
     let routed = projects.route(spec.clone(), RouteOptions::default()).await?;
-    let taken = start.elapsed();
+    let elapsed = start.elapsed();
     let answer = routed.deliver();
     let token = answer.build_id.as_deref().and_then(|token| token.parse().ok());
     let token = token.ok_or_else(|| BenchError::Unexpected("a route without a token".to_owned()))?;
     projects.complete(&answer.key, &token).await?;
-    Ok(taken)
+    Ok(elapsed)
 }
 
 /// Stopped, and its worker gone: nothing of Kiln looks at the instance while it is started behind its back.
