@@ -10,6 +10,7 @@ use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, Projec
 use kiln_wire::{Credential, LeaseView, ProjectView, RouteResponse};
 use thiserror::Error;
 use tokio::sync::{broadcast, oneshot};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressing, Routed};
@@ -121,18 +122,19 @@ impl Projects {
         Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), pki, entropy }
     }
 
-    /// Takes up what was going on when Kiln last ran, then listens to the runtime until `shutdown`.
-    pub async fn run(&self, shutdown: CancellationToken) -> Result<(), StoreError> {
+    /// Takes up what was going on when Kiln last ran, and listens to the runtime until `shutdown` in a task of its own.
+    ///
+    /// To be awaited before the first request is answered: it may be the end of a build whose lease was made before.
+    pub async fn start(&self, shutdown: CancellationToken) -> Result<JoinHandle<()>, StoreError> {
         // Before the first look, so that nothing that happens after it goes unheard.
         let events = self.shared.effects.events();
         for record in self.shared.store.active_projects().await? {
-            self.registry.worker(&self.shared, &record.key, None).await?;
+            self.registry.spawn(&self.shared, &record.key);
         }
-        tokio::select! {
-            () = self.listen(events) => {}
-            () = shutdown.cancelled() => {}
-        }
-        Ok(())
+        let projects = self.clone();
+        Ok(tokio::spawn(async move {
+            shutdown.run_until_cancelled(projects.listen(events)).await;
+        }))
     }
 
     async fn listen(&self, mut events: broadcast::Receiver<InstanceEvent>) {
@@ -200,7 +202,11 @@ impl Projects {
         if worker.mailbox.send(message).await.is_err() {
             return Ok(false);
         }
-        answer.await.unwrap_or(Ok(false))
+        // A worker that went away had no lease left.
+        match answer.await {
+            Ok(Some(released)) => released.await,
+            Ok(None) | Err(_) => Ok(false),
+        }
     }
 
     pub async fn stop(&self, key: &Key) -> Result<(), StopError> {

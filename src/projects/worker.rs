@@ -26,7 +26,7 @@ use super::effects::EffectError;
 use super::registry::{Desk, Registry, Shared};
 use super::waiting::{Granted, Refusal, Reply, Undelivered, Waiter, Warm};
 use crate::causes;
-use crate::store::{NewEvent, StoreError};
+use crate::store::{Commit, NewEvent, StoreError};
 
 /// What a worker is told. Whoever wants an answer sends a reply along.
 pub(super) enum Message {
@@ -43,11 +43,11 @@ pub(super) enum Message {
     Connect {
         reply: Reply<(Warm, super::waiting::Held)>,
     },
-    /// Release a lease.
+    /// Release a lease; the reply is `None` if there is no such lease.
     Complete {
         token: TokenHash,
         why: &'static str,
-        reply: Option<oneshot::Sender<Result<bool, StoreError>>>,
+        reply: Option<oneshot::Sender<Option<Commit<bool>>>>,
     },
     Stop {
         reply: oneshot::Sender<Result<(), StopRefusal>>,
@@ -153,7 +153,7 @@ impl Worker {
             let timer = self.look_again.map(|at| at.since(self.now()));
             tokio::select! {
                 message = self.desk.mailbox.recv() => match message {
-                    Some(message) => self.hear(message).await,
+                    Some(message) => self.hear(message),
                     None => return,
                 },
                 outcome = landed(&mut self.in_flight) => {
@@ -172,7 +172,7 @@ impl Worker {
 
     // === What comes in
 
-    async fn hear(&mut self, message: Message) {
+    fn hear(&mut self, message: Message) {
         match message {
             Message::Route { spec, lease, reply } => {
                 if let Err(refusal) = self.check_identity(&spec) {
@@ -196,7 +196,12 @@ impl Worker {
                 }
                 drop(reply.send(answer));
             }
-            Message::Complete { token, why, reply } => self.complete(token, why, reply).await,
+            Message::Complete { token, why, reply } => {
+                let released = self.complete(&token, why);
+                if let Some(reply) = reply {
+                    drop(reply.send(released));
+                }
+            }
             Message::Stop { reply } => self.hear_stop(reply),
             Message::InstanceChanged if self.in_flight.is_none() => self.observed = None,
             Message::InstanceChanged => self.changed_since = true,
@@ -223,26 +228,14 @@ impl Worker {
         drop(self.shared.store.save_project(&self.record, None));
     }
 
-    async fn complete(
-        &mut self,
-        token: TokenHash,
-        why: &str,
-        reply: Option<oneshot::Sender<Result<bool, StoreError>>>,
-    ) {
-        let known = self.leases.iter().position(|lease| lease.token == token);
-        let released = if let Some(at) = known {
-            self.leases.remove(at);
-            self.touch();
-            let event = self.event("completed", format!("a build ended: {why}"));
-            self.shared.store.remove_lease(&token, self.now(), Some(event)).await
-        } else {
-            Ok(false)
-        };
-        if let Some(reply) = reply {
-            drop(reply.send(released));
-        } else if let Err(error) = released {
-            tracing::warn!(key = %self.key, %error, "a released lease is still on disk; it ends with its grace");
-        }
+    /// It counts no more from here on; as with its making, whoever wants to waits for the disk. One that could not be
+    /// removed there comes back with the next start of Kiln, and ends with its grace.
+    fn complete(&mut self, token: &TokenHash, why: &str) -> Option<Commit<bool>> {
+        let at = self.leases.iter().position(|lease| lease.token == *token)?;
+        self.leases.remove(at);
+        self.touch();
+        let event = self.event("completed", format!("a build ended: {why}"));
+        Some(self.shared.store.remove_lease(token, self.now(), Some(event)))
     }
 
     fn hear_stop(&mut self, reply: oneshot::Sender<Result<(), StopRefusal>>) {
