@@ -34,6 +34,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::network::{Network, NetworkError, Reach};
 use super::{InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
+use crate::causes::in_one_line;
 use client::{ApiError, Client, status};
 use wanted::Found;
 
@@ -374,7 +375,7 @@ fn failure(operation: &'static str, instance: &str, error: ApiError) -> RuntimeE
     match error {
         ApiError::Unreachable { socket, source } => RuntimeError::Unavailable {
             runtime: NAME,
-            why: format!("no answer on {socket}: {}", chain(&source)),
+            why: format!("no answer on {socket}: {}", in_one_line(&source)),
             remedy:
                 "see that Incus is installed and runs (`systemctl status incus`), and that kilnd may use its socket"
                     .to_owned(),
@@ -393,18 +394,6 @@ fn failure(operation: &'static str, instance: &str, error: ApiError) -> RuntimeE
 
 /// Without its network policy an instance is not started (K7).
 fn closed(operation: &'static str, instance: &str, error: &NetworkError) -> RuntimeError {
-    let why = format!("its network policy is not in force: {}", chain(error));
+    let why = format!("its network policy is not in force: {}", in_one_line(error));
     RuntimeError::Refused { operation, instance: instance.to_owned(), why }
-}
-
-/// An error with its causes, for the variants that have no place for a source.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
