@@ -25,7 +25,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// `fdatasync` has no metadata to write: one flush of the disk and no more.
 const WAL_BYTES: u64 = 8 * 1024 * 1024;
 
-const REMEDY: &str = "move it away and start kilnd again, which rebuilds it from the host, or restore a copy of it";
+const REMEDY: &str = "restore a copy of it, or move it away and start kilnd again: each cache is found again by the next build of its project";
 
 /// Checks, migrates and prepares the file; the connection returned is the only one that may write.
 pub(super) fn open_writer(path: &Path, migrations: &[&str]) -> Result<Connection, OpenError> {
