@@ -26,6 +26,7 @@ _incus_daemon() {
 _incus_mirror() {
   local codename
   codename=$(. /etc/os-release && printf '%s' "$VERSION_CODENAME")
+  # shellcheck disable=SC2016  # these are apt's own, not the shell's
   apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT) $(ORIGIN)' 'Created-By: Packages' |
     awk -v release="$codename" '$2 == release && $3 == "main" && $4 == "Debian" { print $1, $2; exit }'
 }
@@ -94,7 +95,7 @@ incus_start() {
   _incus_dir=$(realpath -m "$1")
   _incus_answers && return 0
   daemon=$(_incus_daemon) || { _incus_die "there is no incusd: run incus_install"; return 1; }
-  mkdir -p -m 0711 "$_incus_dir"
+  mkdir -p "$_incus_dir" && chmod 0711 "$_incus_dir"
   [ "${#_incus_dir}" -le 80 ] || { _incus_die "$_incus_dir is too long for a socket's path"; return 1; }
   if ! _incus_pid >/dev/null; then
     # Every descriptor is closed for it, or a caller's pipe or lock would stay open for as long as it lives.

@@ -11,6 +11,7 @@
 #   kiln WORD...                     the client, of the kilnd that was started last
 #   field NAME                       the first value of that name in JSON on stdin
 #   project KEY NAME                 what `kiln show` says
+#   is_quiet KEY                     nobody is connected to it
 #   await SECONDS WORD...            waits until the command succeeds; fails at the deadline
 #
 # Set before: KILN_RANGE, the middle number of the daemons' addresses (127.RANGE.0.0/16, 10.RANGE.0.0/16), and
@@ -130,6 +131,8 @@ kiln() { "$KILN_BIN/kiln" --socket "$_kilnd_home/run/kiln.sock" "$@"; }
 field() { sed -nE "s/.*\"$1\": *\"?([^\",]*).*/\1/p" | head -n 1; }
 
 project() { kiln show "$1" --json | field "$2"; }
+
+is_quiet() { [[ $(project "$1" connections) == 0 ]]; }
 
 await() {
     local end=$(($(now_ms) + $1 * 1000))
