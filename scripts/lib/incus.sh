@@ -25,8 +25,9 @@ _incus_daemon() {
 # Prints: URI SUITE
 _incus_mirror() {
   local codename
+  # shellcheck disable=SC1091
   codename=$(. /etc/os-release && printf '%s' "$VERSION_CODENAME")
-  # shellcheck disable=SC2016  # these are apt's own, not the shell's
+  # shellcheck disable=SC2016  # these are apt's variables
   apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT) $(ORIGIN)' 'Created-By: Packages' |
     awk -v release="$codename" '$2 == release && $3 == "main" && $4 == "Debian" { print $1, $2; exit }'
 }
@@ -58,6 +59,7 @@ incus_install() {
   _incus_candidate incus-base || _incus_candidate incus || _incus_apt update
   if ! _incus_candidate incus-base && ! _incus_candidate incus; then
     _incus_add_backports || return 1
+    # shellcheck disable=SC1091
     release=(-t "$(. /etc/os-release && printf '%s' "$VERSION_CODENAME")-backports")
   fi
   if _incus_candidate incus-base; then package='incus-base incus-client'; else package=incus; fi
@@ -139,8 +141,8 @@ _incus_end() {
 _incus_monitors() {
   local p
   for p in /proc/[0-9]*; do
-    if tr '\0' ' ' <"$p/cmdline" 2>/dev/null | grep -qF "[lxc monitor] $_incus_dir/containers "; then printf '%s\n' "${p##*/}"; fi
-  done
+    if tr '\0' ' ' 2>/dev/null <"$p/cmdline" | grep -qF "[lxc monitor] $_incus_dir/containers "; then printf '%s\n' "${p##*/}"; fi
+  done 2>/dev/null
 }
 
 incus_down() {

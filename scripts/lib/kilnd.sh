@@ -66,8 +66,8 @@ kilnd_config() {
     home=$(dirname -- "$file")
     volumes=$home/volumes
     [[ $runtime == process ]] || engine=btrfs volumes=$PLACE/btrfs/${home##*/} addresses=10.$KILN_RANGE.0.0/16
-    mkdir -p "$home/state" "$home/run" "$home/logs" "$volumes"
-    chmod 700 "$home/state"
+    mkdir -p "$home/run" "$home/logs" "$volumes"
+    mkdir -p -m 0700 "$home/state"
     cat >"$file" <<TOML
 state_dir = "$home/state"
 run_dir = "$home/run"

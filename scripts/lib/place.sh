@@ -30,6 +30,8 @@ place_make() {
         fi
     done
     PLACE=$(mktemp -d -- "$base/$1.XXXXXX")
+    # An unprivileged container's root must get through to its own files below here, and need not list what is here.
+    chmod 0711 -- "$PLACE"
     _place_owner "$$" >"$PLACE/owner"
 }
 

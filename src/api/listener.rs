@@ -23,6 +23,12 @@ pub enum ListenError {
         "{address} is not a loopback address: the API has no authentication, so it listens on 127.0.0.1 or [::1] only"
     )]
     NotLoopback { address: SocketAddr },
+    #[error("cannot listen on {address}: stop what listens there, or set api.listen to another port")]
+    Bind {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot listen on {on}: {doing}")]
     Io {
         on: String,
@@ -43,23 +49,27 @@ pub(super) enum Socket {
 }
 
 impl Listener {
+    /// Whether [`Listener::unix`] may take `path`: there is nothing, or the socket of a dead kilnd. Changes nothing.
+    pub fn check_free(path: &Path) -> Result<(), ListenError> {
+        let io = |doing| move |source| ListenError::Io { on: path.display().to_string(), doing, source };
+        match fs::symlink_metadata(path) {
+            Ok(metadata) if !metadata.file_type().is_socket() => Err(ListenError::NotASocket { path: path.to_owned() }),
+            Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                Err(error) => Err(io("see whether somebody else does")(error)),
+                Ok(_) => Err(ListenError::Held { path: path.to_owned() }),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(io("look at the path")(error)),
+        }
+    }
+
     /// Replaces the socket that a dead kilnd left behind; one that somebody listens on is an error. The mode is in
     /// force before anybody can connect by this path. Needs a runtime.
     pub fn unix(path: &Path) -> Result<Self, ListenError> {
         let io = |doing| move |source| ListenError::Io { on: path.display().to_string(), doing, source };
-        match fs::symlink_metadata(path) {
-            Ok(metadata) if !metadata.file_type().is_socket() => {
-                return Err(ListenError::NotASocket { path: path.to_owned() });
-            }
-            Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(io("see whether somebody else does")(error)),
-                Ok(_) => return Err(ListenError::Held { path: path.to_owned() }),
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(io("look at the path")(error)),
-        }
+        Self::check_free(path)?;
         let mut unfinished = path.as_os_str().to_owned();
         unfinished.push(".new");
         let unfinished = PathBuf::from(unfinished);
@@ -80,8 +90,8 @@ impl Listener {
         if !address.ip().is_loopback() {
             return Err(ListenError::NotLoopback { address });
         }
-        let io = |source| ListenError::Io { on: address.to_string(), doing: "bind", source };
-        Ok(Self(Socket::Tcp(TcpListener::bind(address).await.map_err(io)?)))
+        let listener = TcpListener::bind(address).await.map_err(|source| ListenError::Bind { address, source })?;
+        Ok(Self(Socket::Tcp(listener)))
     }
 
     /// The address with the port that was given; `None` of a unix socket.

@@ -107,16 +107,26 @@ async fn read<T: DeserializeOwned>(body: Body) -> Result<T, PlainError> {
     decode(&bytes).map_err(|error| PlainError::bad_request(error.to_string()))
 }
 
-/// Stops reading at the limit: memory does not grow with what a client sends.
+/// Of a body that is too large this much is read and thrown away: a client that writes all before it reads then gets its
+/// answer, where closing under it would only show it a broken connection.
+const DISCARDED_BYTES: usize = 16 << 20;
+
+/// Keeps nothing beyond the limit: memory does not grow with what a client sends.
 async fn collect(mut body: Body) -> Result<Vec<u8>, PlainError> {
     let mut bytes = Vec::new();
+    let mut seen = 0;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| PlainError::bad_request(format!("the request's body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
-        if bytes.len() + data.len() > MAX_BODY_BYTES {
-            return Err(PlainError::bad_request(DecodeError::TooLarge(bytes.len() + data.len()).to_string()));
+        seen += data.len();
+        if seen <= MAX_BODY_BYTES {
+            bytes.extend_from_slice(&data);
+        } else if seen > DISCARDED_BYTES {
+            break;
         }
-        bytes.extend_from_slice(&data);
+    }
+    if seen > MAX_BODY_BYTES {
+        return Err(PlainError::bad_request(DecodeError::TooLarge(seen).to_string()));
     }
     Ok(bytes)
 }

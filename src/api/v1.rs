@@ -1,6 +1,7 @@
 //! `/v1`: what Kiln shows of itself, and admin verbs.
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use kiln_domain::{Key, ParseKeyError};
@@ -35,8 +36,8 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<ProjectView>
         (status = 503, description = "Not now", body = ApiError),
     )
 )]
-pub(super) async fn show(State(api): State<Api>, Path(key): Path<String>) -> Result<Json<ProjectView>, JsonError> {
-    let key = parse(&key)?;
+pub(super) async fn show(State(api): State<Api>, key: InPath) -> Result<Json<ProjectView>, JsonError> {
+    let key = parse(key)?;
     let found = api.heart.show(&key).await?;
     found.map(Json).ok_or_else(|| StopError::Unknown(key).into())
 }
@@ -53,11 +54,15 @@ pub(super) async fn show(State(api): State<Api>, Path(key): Path<String>) -> Res
         (status = 500, description = "It could not be stopped", body = ApiError),
     )
 )]
-pub(super) async fn stop(State(api): State<Api>, Path(key): Path<String>) -> Result<StatusCode, JsonError> {
-    api.heart.stop(&parse(&key)?).await?;
+pub(super) async fn stop(State(api): State<Api>, key: InPath) -> Result<StatusCode, JsonError> {
+    api.heart.stop(&parse(key)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn parse(key: &str) -> Result<Key, JsonError> {
+/// What stands in a key's place, if it is text at all.
+type InPath = Result<Path<String>, PathRejection>;
+
+fn parse(key: InPath) -> Result<Key, JsonError> {
+    let key = key.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(key)| key);
     key.parse().map_err(|error: ParseKeyError| JsonError::new(StatusCode::BAD_REQUEST, error.to_string()))
 }

@@ -21,12 +21,11 @@ pub(super) struct Spread {
 impl Spread {
     pub(super) fn of(mut durations: Vec<Duration>) -> Self {
         durations.sort_unstable();
-        let at = |part: f64| {
+        let at = |percent: usize| {
             let last = durations.len().saturating_sub(1);
-            let index = (last as f64 * part).round() as usize;
-            durations.get(index).map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
+            durations.get(last * percent / 100).map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
         };
-        Self { count: durations.len(), min: at(0.0), p50: at(0.5), p99: at(0.99), max: at(1.0) }
+        Self { count: durations.len(), min: at(0), p50: at(50), p99: at(99), max: at(100) }
     }
 }
 

@@ -42,14 +42,14 @@ impl WakeBench {
             let (projects, running) = (projects.clone(), running.clone());
             async move { projects.run(running).await }
         });
-        let spec = BuildSpec::new("bench/wake", "", "", "amd64");
-        let spec = spec.map_err(|error| BenchError::Unexpected(error.to_string()))?;
-        let key = Key::of(&spec);
-        let first_creation = route(&projects, &spec).await?;
+        let identity = BuildSpec::new("bench/wake", "", "", "amd64");
+        let identity = identity.map_err(|error| BenchError::Unexpected(error.to_string()))?;
+        let key = Key::of(&identity);
+        let first_creation = route(&projects, &identity).await?;
         let (mut kiln, mut bare) = (Vec::new(), Vec::new());
         for _ in 0..self.rounds {
             down(&projects, &key).await?;
-            kiln.push(route(&projects, &spec).await?);
+            kiln.push(route(&projects, &identity).await?);
             down(&projects, &key).await?;
             let record = store.project(&key).await?;
             let record = record.ok_or_else(|| BenchError::Unexpected("the project is gone".to_owned()))?;
@@ -73,12 +73,12 @@ impl WakeBench {
 async fn route(projects: &Projects, spec: &BuildSpec) -> Result<Duration, BenchError> {
     let start = Instant::now();
     let routed = projects.route(spec.clone(), RouteOptions::default()).await?;
-    let taken = start.elapsed();
+    let elapsed = start.elapsed();
     let answer = routed.deliver();
     let token = answer.build_id.as_deref().and_then(|token| token.parse().ok());
     let token = token.ok_or_else(|| BenchError::Unexpected("a route without a token".to_owned()))?;
     projects.complete(&answer.key, &token).await?;
-    Ok(taken)
+    Ok(elapsed)
 }
 
 /// Stopped, and its worker gone: nothing of Kiln looks at the instance while it is started behind its back.
@@ -112,8 +112,8 @@ fn print(report: &Report, json: bool) -> Result<(), BenchError> {
     println!("runtime {runtime}: first creation {} ms", millis(*first_creation_us));
     println!("{:>24} {:>9} {:>9} {:>9} {:>9}", "", "min ms", "p50 ms", "p99 ms", "rounds");
     for (name, spread) in [("request to ready", kiln_us), ("bare start to answer", bare_us)] {
-        let (min, p50, p99) = (millis(spread.min), millis(spread.p50), millis(spread.p99));
-        println!("{name:>24} {min:>9} {p50:>9} {p99:>9} {:>9}", spread.count);
+        let [min, median, high] = [spread.min, spread.p50, spread.p99].map(millis);
+        println!("{name:>24} {min:>9} {median:>9} {high:>9} {:>9}", spread.count);
     }
     let over = kiln_us.p50 as f64 - bare_us.p50 as f64;
     println!("over the floor: {:.2} ms at p50 (bar: 50 ms)", over / 1000.0);

@@ -66,8 +66,9 @@ impl Config {
 
     pub(super) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         toml::from_str(text).map_err(|error| {
-            // The parser's own words carry the line, the key and what would have been accepted there.
-            ConfigError::Syntax { path: path.to_owned(), detail: error.to_string().trim().to_owned() }
+            // The parser would print the whole line, and there may be a secret in it.
+            let place = error.span().map(|span| place(text, span.start)).unwrap_or_default();
+            ConfigError::Syntax { path: path.to_owned(), detail: format!("{place}{}", error.message()) }
         })
     }
 
@@ -76,8 +77,15 @@ impl Config {
         let value = |key, value: &dyn std::fmt::Debug, why: &str| {
             Err(ConfigError::Value { key, value: format!("{value:?}"), why: why.to_owned() })
         };
-        for (key, path) in [("state_dir", &self.state_dir), ("run_dir", &self.run_dir)] {
-            if !path.is_absolute() {
+        for (key, path) in [
+            ("state_dir", Some(&self.state_dir)),
+            ("run_dir", Some(&self.run_dir)),
+            ("api.socket", self.api.socket.as_ref()),
+            ("runtime.incus.socket", self.runtime.incus.socket.as_ref()),
+            ("volumes.path", self.volumes.path.as_ref()),
+            ("buildkit.buildkitd", self.buildkit.buildkitd.as_ref()),
+        ] {
+            if let Some(path) = path.filter(|path| !path.is_absolute()) {
                 return value(key, path, "give an absolute path");
             }
         }
@@ -123,6 +131,17 @@ impl Config {
 }
 
 const MIN_VOLUME: u64 = 1 << 30;
+
+/// `line 3, idle_window: `, of a byte's offset.
+fn place(text: &str, at: usize) -> String {
+    let before = text.get(..at).unwrap_or(text);
+    let number = before.matches('\n').count() + 1;
+    let line = text.lines().nth(number - 1).unwrap_or_default();
+    match line.split_once('=') {
+        Some((key, _)) => format!("line {number}, {}: ", key.trim()),
+        None => format!("line {number}: "),
+    }
+}
 
 /// At most 63 bytes a label (RFC 1035), and short enough that a daemon's label fits in front (253 in all).
 fn is_domain(text: &str) -> bool {
@@ -183,6 +202,24 @@ mod tests {
     }
 
     #[test]
+    fn every_key_is_documented() {
+        fn keys(table: &toml::Table, prefix: &str, found: &mut Vec<String>) {
+            for (name, value) in table {
+                match value {
+                    toml::Value::Table(inner) => keys(inner, &format!("{prefix}{name}."), found),
+                    _ => found.push(format!("`{prefix}{name}`")),
+                }
+            }
+        }
+        let text = toml::to_string(&Config::default()).expect("renders");
+        let mut found = Vec::new();
+        keys(&text.parse().expect("parses"), "", &mut found);
+        let page = include_str!("../../docs/configuration.md");
+        let missing: Vec<_> = found.iter().filter(|key| !page.contains(*key)).collect();
+        assert!(found.len() > 15 && missing.is_empty(), "docs/configuration.md lacks {missing:?}");
+    }
+
+    #[test]
     fn an_unknown_key_is_named() {
         for text in ["sate_dir = '/x'", "[api]\nlisten_on = 'x'", "[gatway]", "[runtime.incus]\nimages = 'x'"] {
             let error = error(text, 0o600);
@@ -206,9 +243,17 @@ mod tests {
     }
 
     #[test]
+    fn a_line_is_named_and_its_value_is_not_repeated() {
+        let error = error("\n[api]\nadmin_token = 'hunter2'", 0o600);
+        assert!(error.contains("line 3, admin_token: unknown field") && !error.contains("hunter2"), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+
+    #[test]
     fn contradictions_are_named() {
         for (text, key) in [
             ("state_dir = 'relative'", "state_dir"),
+            ("[buildkit]\nbuildkitd = 'buildkitd'", "buildkit.buildkitd"),
             ("[runtime]\naddresses = '127.0.0.9'", "addresses"),
             ("[runtime]\naddresses = '10.0.0.0/16'", "runtime.addresses"),
             ("[runtime]\nkind = 'incus'\naddresses = '127.88.0.0/16'", "runtime.addresses"),

@@ -32,7 +32,7 @@ use crate::store::{OpenError, Store};
 /// Why kilnd does not start. Each text says what to do.
 #[derive(Debug, Error)]
 pub enum StartError {
-    #[error("cannot make {path}: make it, owned by the user that kilnd runs as")]
+    #[error("cannot make the directory {path}: make it, owned by the user that kilnd runs as")]
     Directory {
         path: PathBuf,
         #[source]
@@ -72,10 +72,11 @@ pub struct Assembly {
 
 /// Opens what there is and makes what is missing below the state and run directories. Starts no daemon.
 pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
+    check(config)?;
     make_directory(&config.state_dir, 0o700)?;
-    make_directory(&config.run_dir, 0o755)?;
     // First: whoever holds the database owns the host's objects.
     let store = Store::open(&config.database())?;
+    make_directory(&config.run_dir, 0o755)?;
     let effects = Arc::new(host_effects(config).await?);
     let pki = Pki::new(&config.state_dir)?;
     let foundations = Foundations {
@@ -89,6 +90,17 @@ pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
     let limits = Limits { connections: config.gateway.max_connections, ..Limits::default() };
     let gateway = Gateway::new(Arc::new(projects.clone()), &config.gateway.domains, limits);
     Ok(Assembly { projects, gateway: Arc::new(gateway), store, effects })
+}
+
+/// What can be seen to be missing before anything is made.
+fn check(config: &Config) -> Result<(), StartError> {
+    if config.runtime.kind == RuntimeKind::Process {
+        process_config(config)?;
+    }
+    if let Some(path) = &config.volumes.path {
+        volumes::check(path)?;
+    }
+    Ok(())
 }
 
 async fn host_effects(config: &Config) -> Result<HostEffects, StartError> {
@@ -185,8 +197,14 @@ async fn volume_engine(config: &Config) -> Result<Arc<dyn VolumeEngine>, StartEr
 }
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), StartError> {
-    let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
-    made.map_err(|source| StartError::Directory { path: path.to_owned(), source })
+    let created = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
+    created
+        .map_err(|source| match source.kind() {
+            // Of a directory that exists there would be no error.
+            io::ErrorKind::AlreadyExists => io::ErrorKind::NotADirectory.into(),
+            _ => source,
+        })
+        .map_err(|source| StartError::Directory { path: path.to_owned(), source })
 }
 
 /// `None` where it cannot be told: then the volume's own size is all that is known.
@@ -197,15 +215,15 @@ fn file_system_size(path: &Path) -> Option<u64> {
 
 /// Incus is asked when it is first needed, so that Kiln starts while it is away.
 fn incus(config: &Config) -> Result<IncusRuntime, StartError> {
-    let resolvers = resolvers(config);
-    let mut network = NetworkConfig::new(config.addresses().to_string().parse()?, resolvers.clone());
+    let name_servers = resolvers(config);
+    let mut network = NetworkConfig::new(config.addresses().to_string().parse()?, name_servers.clone());
     network.table.clone_from(&config.runtime.incus.table);
     let incus = IncusConfig {
         socket: config.incus_socket(),
         project: config.runtime.incus.project.clone(),
         pool: config.runtime.incus.pool.clone(),
         image: config.runtime.incus.image.clone(),
-        resolvers,
+        resolvers: name_servers,
     };
     Ok(IncusRuntime::new(incus, Arc::new(Network::new(network)))?)
 }

@@ -6,7 +6,8 @@ use std::io::IsTerminal as _;
 use tracing_subscriber::EnvFilter;
 
 pub(super) fn start() {
-    let filter = EnvFilter::try_from_env("KILN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    // rustls warns of every odd hello, and the internet is full of them; the gateway counts them.
+    let filter = EnvFilter::try_from_env("KILN_LOG").unwrap_or_else(|_| EnvFilter::new("info,rustls=error"));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     if std::env::var_os("KILN_LOG_FORMAT").is_some_and(|format| format == "json") {
         lines.json().init();

@@ -18,6 +18,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use assemble::{Assembly, StartError, assemble};
 use clap::Parser;
@@ -28,9 +29,13 @@ use tokio_util::sync::CancellationToken;
 use crate::api::{self, Api};
 use crate::causes;
 use crate::config::{Config, Overrides, RuntimeKind};
+use crate::store::Store;
 
 /// As in sysexits.h: something is wrong with the configuration.
 const EX_CONFIG: u8 = 78;
+
+/// For what blocks a thread when everything else has ended.
+const LAST_WORK: Duration = Duration::from_secs(5);
 
 /// Keeps one warm BuildKit daemon per project and routes builds to it.
 #[derive(Debug, Parser)]
@@ -76,7 +81,11 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(run(&config)) {
+    let outcome = runtime.block_on(run(&config));
+    // What still works for a project is dropped here, and with the last of it the store is written and closed. A step
+    // that hangs in a file system must not keep a stopped kilnd alive.
+    runtime.shutdown_timeout(LAST_WORK);
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&error);
@@ -89,12 +98,15 @@ pub fn main() -> ExitCode {
 async fn run(config: &Config) -> Result<(), StartError> {
     let shutdown = CancellationToken::new();
     let signals = (on_signal(SignalKind::terminate())?, on_signal(SignalKind::interrupt())?);
-    let Assembly { projects, gateway, store, .. } = assemble(config).await?;
-
-    // Every door is bound before any is opened: a port that is taken is found out while nothing has happened yet.
+    // Before its ports: they are taken too, and "another kilnd" says more.
+    Store::check_free(&config.database())?;
+    // What is taken is found out while nothing is made yet. A client that comes now waits in the kernel's queue.
     let gateway_door = bind(config.gateway.listen).await?;
     let (tcp, as_configured) = config.tcp_listen();
-    let doors = vec![api::Listener::unix(&config.socket())?, api::Listener::tcp(tcp).await?];
+    let tcp_door = api::Listener::tcp(tcp).await?;
+    api::Listener::check_free(&config.socket())?;
+    let Assembly { projects, gateway, store, .. } = assemble(config).await?;
+    let doors = vec![api::Listener::unix(&config.socket())?, tcp_door];
     if !as_configured {
         tracing::warn!(configured = %config.api.listen, listening = %tcp,
             "no identity provider is configured, so the API listens on loopback only");
@@ -144,5 +156,7 @@ fn print_config(config: &Config) -> ExitCode {
 
 /// One line on standard error, the causes included.
 fn complain(error: &(dyn std::error::Error + 'static)) {
-    eprintln!("kilnd: {}", causes::in_one_line(error));
+    let text = causes::in_one_line(error);
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    eprintln!("kilnd: {}", lines.join(" "));
 }

@@ -215,8 +215,10 @@ impl HostEffects {
         source: ProbeError,
         events: &mut broadcast::Receiver<InstanceEvent>,
     ) -> EffectError {
-        let deadline = tokio::time::Instant::now() + LOOK_PATIENCE;
-        while !matches!(source, ProbeError::GaveUp { .. }) {
+        // One that gave up has been watched all the time.
+        let gave_up = matches!(source, ProbeError::GaveUp { .. });
+        let deadline = tokio::time::Instant::now() + if gave_up { Duration::ZERO } else { LOOK_PATIENCE };
+        loop {
             if let Err(gone) = self.check_alive(record, spec).await {
                 return gone;
             }
@@ -229,13 +231,11 @@ impl HostEffects {
     }
 
     async fn check_alive(&self, record: &ProjectRecord, spec: &InstanceSpec) -> Result<(), EffectError> {
-        match self.parts.runtime.look(spec).await? {
-            InstanceState::Running { .. } => Ok(()),
-            _ => {
-                let log = self.parts.runtime.last_words(spec).await;
-                Err(EffectError::Exited { key: record.key.clone(), log })
-            }
+        if let InstanceState::Running { .. } = self.parts.runtime.look(spec).await? {
+            return Ok(());
         }
+        let log = self.parts.runtime.last_words(spec).await;
+        Err(EffectError::Exited { key: record.key.clone(), log })
     }
 
     /// Whether a daemon that runs answers now. Why not is the business of the wait for it.

@@ -13,7 +13,9 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::model::{ModelEffects, Mood};
-use super::{Addressing, Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, StepDeadlines, StopError};
+use super::{
+    Addressing, Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, Routed, StepDeadlines, StopError,
+};
 use crate::clock::SystemClock;
 use crate::entropy::SystemEntropy;
 use crate::gateway::{Directory, NoDoor};
@@ -163,12 +165,12 @@ async fn a_client_that_goes_away_cancels_only_its_own_wait() {
     let bench = Bench::new(ModelEffects::gated());
     let gone = tokio::spawn({
         let projects = bench.projects.clone();
-        async move { projects.route(spec(), RouteOptions::default()).await.map(|routed| routed.deliver()) }
+        async move { projects.route(spec(), RouteOptions::default()).await.map(Routed::deliver) }
     });
     bench.until("the first step is under way", async |b| b.phase().await == "provisioning").await;
     let stays = tokio::spawn({
         let projects = bench.projects.clone();
-        async move { projects.route(spec(), RouteOptions::default()).await.map(|routed| routed.deliver()) }
+        async move { projects.route(spec(), RouteOptions::default()).await.map(Routed::deliver) }
     });
     gone.abort();
     bench.effects.gate.add_permits(100);
@@ -182,7 +184,7 @@ async fn when_all_clients_go_away_what_was_begun_is_whole_and_the_next_is_served
     for permits in 0..6 {
         let gone = tokio::spawn({
             let projects = bench.projects.clone();
-            async move { projects.route(spec(), RouteOptions::default()).await.map(|routed| routed.deliver()) }
+            async move { projects.route(spec(), RouteOptions::default()).await.map(Routed::deliver) }
         });
         let before = bench.steps().len();
         bench.effects.gate.add_permits(usize::from(permits > 0));
@@ -278,7 +280,7 @@ async fn a_build_that_comes_while_stopping_is_served_by_the_next_start() {
     bench.until("it drains", async |b| b.phase().await == "draining").await;
     let routed = tokio::spawn({
         let projects = bench.projects.clone();
-        async move { projects.route(spec(), RouteOptions::default()).await.map(|routed| routed.deliver()) }
+        async move { projects.route(spec(), RouteOptions::default()).await.map(Routed::deliver) }
     });
     bench.effects.gate.add_permits(100);
     stopping.await.expect("joined").expect("stopped");

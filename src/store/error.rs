@@ -70,6 +70,8 @@ pub enum OpenError {
     Foreign { path: PathBuf },
     #[error("{path} is damaged: {detail}; {remedy}")]
     Corrupt { path: PathBuf, detail: String, remedy: &'static str },
+    #[error("there is no space left for {path}: free some on its file system, which is full")]
+    Full { path: PathBuf },
     #[error("cannot {doing} {path}")]
     Io {
         doing: &'static str,

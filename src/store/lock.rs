@@ -18,6 +18,17 @@ pub(super) struct Lock {
 }
 
 impl Lock {
+    /// Whether another process holds the database, without touching anything. What it says may be out of date at once:
+    /// only [`Lock::acquire`] decides.
+    pub(super) fn check_free(database: &Path) -> Result<(), OpenError> {
+        // Without the file nobody holds it, and one that cannot be opened is for `acquire` to complain of.
+        let Ok(file) = File::open(beside(database, ".lock")) else { return Ok(()) };
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(held(database, file)),
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn acquire(database: &Path) -> Result<Self, OpenError> {
         let path = beside(database, ".lock");
         let io = |doing| {
@@ -36,15 +47,22 @@ impl Lock {
             if error != rustix::io::Errno::WOULDBLOCK {
                 return Err(io("lock")(error.into()));
             }
-            // Empty for the moment between another's lock and its note; the number only helps a reader of the error.
-            let mut note = String::new();
-            let _ = file.take(32).read_to_string(&mut note);
-            return Err(OpenError::Held { path: database.to_owned(), pid: note.trim().parse().ok() });
+            return Err(held(database, file));
         }
-        file.set_len(0).and_then(|()| file.rewind()).map_err(io("write the lock file"))?;
-        writeln!(file, "{}", std::process::id()).map_err(io("write the lock file"))?;
+        // The note is for whoever comes second; that the disk is full must not keep the first from starting.
+        let noted = file.set_len(0).and_then(|()| file.rewind());
+        if let Err(error) = noted.and_then(|()| writeln!(file, "{}", std::process::id())) {
+            tracing::debug!(%error, path = %path.display(), "cannot note who holds the database");
+        }
         Ok(Self { _file: file })
     }
+}
+
+fn held(database: &Path, lock: File) -> OpenError {
+    // Empty for the moment between another's lock and its note; the number only helps a reader of the error.
+    let mut note = String::new();
+    let _ = lock.take(32).read_to_string(&mut note);
+    OpenError::Held { path: database.to_owned(), pid: note.trim().parse().ok() }
 }
 
 /// `<path><suffix>`.

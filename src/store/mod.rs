@@ -60,6 +60,11 @@ struct Inner {
 }
 
 impl Store {
+    /// Says at once, and without touching anything, that another kilnd holds the database at `path`.
+    pub fn check_free(path: &Path) -> Result<(), OpenError> {
+        lock::Lock::check_free(path)
+    }
+
     /// Opens the database at `path`, making it if there is none; its directory must exist. Blocks: reads the whole
     /// file once to check it.
     pub fn open(path: &Path) -> Result<Self, OpenError> {

@@ -186,6 +186,7 @@ fn at(path: &Path, doing: &'static str) -> impl Fn(rusqlite::Error) -> OpenError
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
             OpenError::Corrupt { path: path.clone(), detail: source.to_string(), remedy: REMEDY }
         }
+        Some(ErrorCode::DiskFull) => OpenError::Full { path: path.clone() },
         _ => OpenError::Sqlite { doing, path: path.clone(), source },
     }
 }

@@ -293,10 +293,10 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
     let closes = record.last_activity.plus(window);
     // A clock set back must not make a window endless: it never closes later than one window from now.
     let closes = closes.min(now.plus(window));
-    if closes > now {
-        if let InstanceSeen::Running { incarnation, serving } = &situation.observed.instance {
-            return linger(situation, incarnation, *serving, closes);
-        }
+    if closes > now
+        && let InstanceSeen::Running { incarnation, serving } = &situation.observed.instance
+    {
+        return linger(situation, incarnation, *serving, closes);
     }
     take_down(situation, Reason::IdleWindowPassed)
 }

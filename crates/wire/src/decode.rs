@@ -23,6 +23,10 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
     if body.len() > MAX_BODY_BYTES {
         return Err(DecodeError::TooLarge(body.len()));
     }
+    // Serde also takes the values of an object's fields as a list, in the order of their declaration.
+    if body.trim_ascii_start().first() == Some(&b'[') {
+        return Err(DecodeError::Json(serde::de::Error::custom("invalid type: a list, expected an object")));
+    }
     Ok(serde_json::from_slice(body)?)
 }
 
@@ -62,6 +66,8 @@ mod tests {
             ("not JSON", "not what this endpoint takes"),
             ("", "not what this endpoint takes"),
             ("null", "invalid type: null"),
+            ("[]", "invalid type: a list"),
+            (r#" ["h/o/r","","","amd64"]"#, "invalid type: a list"),
             (r#"{"repo":null}"#, "invalid type: null"),
             (r#"{"repo":7}"#, "invalid type: integer"),
             (r#"{"untrusted":"yes"}"#, "invalid type: string"),

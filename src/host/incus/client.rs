@@ -13,7 +13,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use thiserror::Error;
 
-/// For requests that Incus answers from its database, or by starting an operation.
+/// For questions that Incus answers from its database. Below the time for a look at an instance, which asks more than
+/// one: so that who waits learns that it is Incus that does not answer.
+const LOOK: Duration = Duration::from_secs(10);
+/// For changes that Incus makes in its database, or by starting an operation.
 const ANSWER: Duration = Duration::from_secs(20);
 /// Longest single wait for an operation; repeated up to the caller's deadline.
 const SLICE: Duration = Duration::from_secs(30);
@@ -118,7 +121,7 @@ impl Client {
     }
 
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
-        let envelope = self.request(Method::GET, path, None, ANSWER).await?;
+        let envelope = self.request(Method::GET, path, None, LOOK).await?;
         parse(path, envelope.metadata)
     }
 

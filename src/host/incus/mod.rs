@@ -49,6 +49,8 @@ const CREATE: Duration = Duration::from_mins(3);
 const START: Duration = Duration::from_mins(1);
 /// Killing the processes and unmounting, on a busy host.
 const FORCE: Duration = Duration::from_mins(1);
+/// From the death of an instance's first process to Incus's knowing.
+const DYING: Duration = Duration::from_secs(5);
 /// What Incus may take beyond a drain's own time.
 const STOP_OVERHEAD: Duration = Duration::from_secs(15);
 const DELETE: Duration = Duration::from_mins(1);
@@ -109,6 +111,7 @@ impl IncusRuntime {
     async fn prepared(&self) -> Result<(), RuntimeError> {
         let preparing = async {
             prepare::prepare(&self.client, &self.config).await?;
+            prepare::pool(&self.client, &self.config).await?;
             self.network.ensure().await.map_err(|e| closed("prepare", &self.config.project, &e))?;
             // The table may have been lost with the instances still running: say again who may reach what.
             for found in self.all().await? {
@@ -254,6 +257,9 @@ impl Runtime for IncusRuntime {
     async fn stop(&self, spec: &InstanceSpec, bound: StopBound) -> Result<(), RuntimeError> {
         self.prepared().await?;
         let name = spec.key.daemon_name();
+        if self.is_down(spec).await? {
+            return Ok(());
+        }
         if let StopBound::Graceful(drain) = bound {
             let body = json!({"action": "stop", "timeout": drain.as_secs().max(1), "force": false});
             let begun = Instant::now();
@@ -267,7 +273,7 @@ impl Runtime for IncusRuntime {
         }
         let act = || self.put_state(spec, json!({"action": "stop", "force": true}), FORCE);
         let outcome = self.settled(spec, FORCE, act).await;
-        match (self.is_down(spec).await?, outcome) {
+        match (self.goes_down(spec).await?, outcome) {
             (true, _) => Ok(()),
             (false, Err(error)) => Err(failure("stop", &name, error)),
             (false, Ok(())) => {
@@ -319,6 +325,19 @@ impl IncusRuntime {
 
     async fn is_down(&self, spec: &InstanceSpec) -> Result<bool, RuntimeError> {
         Ok(self.find(spec).await?.is_none_or(|found| found.status_code == status::STOPPED))
+    }
+
+    /// Whether it is down, or is so in a moment: of one that is dying by itself Incus says in one breath that it runs and
+    /// that it cannot be stopped.
+    async fn goes_down(&self, spec: &InstanceSpec) -> Result<bool, RuntimeError> {
+        let deadline = Instant::now() + DYING;
+        loop {
+            let down = self.is_down(spec).await?;
+            if down || Instant::now() >= deadline {
+                return Ok(down);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// Why a creation was refused, with what to do where we know it.

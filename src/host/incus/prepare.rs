@@ -45,7 +45,14 @@ pub(crate) fn check_names(config: &IncusConfig) -> Result<(), RuntimeError> {
 }
 
 pub(crate) async fn prepare(client: &Client, config: &IncusConfig) -> Result<(), RuntimeError> {
-    let server: Server = client.get("/1.0").await.map_err(|e| failure("connect to", NAME, e))?;
+    let server: Server = client.get("/1.0").await.map_err(|error| match error {
+        // It answers this question to everybody; where it does not, the matter is its own, and may pass.
+        ApiError::Refused { .. } | ApiError::NotFound(_) => unavailable(
+            format!("{} refuses: {error}", client.socket().display()),
+            "see `incus info` and `journalctl -u incus`, and run kilnd as root or in the group incus-admin".to_owned(),
+        ),
+        error => failure("connect to", NAME, error),
+    })?;
     if server.auth != "trusted" {
         return Err(unavailable(
             format!("{} does not trust this user", client.socket().display()),
@@ -59,11 +66,11 @@ pub(crate) async fn prepare(client: &Client, config: &IncusConfig) -> Result<(),
         ));
     }
     // The project first: without it every question about it is answered with "not found".
-    project(client, config).await?;
-    pool(client, config).await
+    project(client, config).await
 }
 
-async fn pool(client: &Client, config: &IncusConfig) -> Result<(), RuntimeError> {
+/// The pool of the root disks; an admin makes it.
+pub(super) async fn pool(client: &Client, config: &IncusConfig) -> Result<(), RuntimeError> {
     let path = format!("/1.0/storage-pools/{}", config.pool);
     match client.get::<Value>(&path).await {
         Ok(_) => Ok(()),

@@ -50,6 +50,8 @@ impl Found {
         for (name, value) in &wanted {
             match self.config.get(name) {
                 Some(found) if found == value => {}
+                // Incus keeps no empty values.
+                None if value.is_empty() => {}
                 Some(found) => return Some(format!("{name} is {found:?} and should be {value:?}")),
                 None => return Some(format!("{name} is not set and should be {value:?}")),
             }

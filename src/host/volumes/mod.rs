@@ -5,7 +5,7 @@
 //!
 //! What must not be here: when to snapshot, what to keep, who may use a clone.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -37,6 +37,11 @@ pub const SEARCH: [&str; 6] =
 /// [`SEARCH`] as engines take it.
 pub fn search_path() -> Vec<PathBuf> {
     SEARCH.iter().map(PathBuf::from).collect()
+}
+
+/// Whether an engine could live in `root`, as far as that can be told without changing anything.
+pub fn check(root: &Path) -> Result<(), VolumeError> {
+    root::check(root).map(drop)
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

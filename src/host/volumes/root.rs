@@ -52,7 +52,9 @@ pub(super) fn marker_path(root: &Path) -> PathBuf {
     root.join(MARKER)
 }
 
-fn check(root: &Path) -> Result<PathBuf, VolumeError> {
+/// That `root` is a directory that can be written to, and is full only if it is ours already: then there are builds to
+/// look after and a cache to prune, and a new volume will say that there is no space.
+pub(super) fn check(root: &Path) -> Result<PathBuf, VolumeError> {
     if !root.is_absolute() {
         return Err(unusable(root, "it is not an absolute path", "write it from / on"));
     }
@@ -73,6 +75,9 @@ fn check(root: &Path) -> Result<PathBuf, VolumeError> {
     }
     // File systems that make inodes as needed report zero of them in all.
     if space.f_bavail == 0 || (space.f_files > 0 && space.f_favail == 0) {
+        if canonical.join(MARKER).exists() {
+            return Ok(canonical);
+        }
         return Err(unusable(root, "its file system is full", "free some space, or name a directory on another one"));
     }
     Ok(canonical)

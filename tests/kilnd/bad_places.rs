@@ -1,0 +1,259 @@
+//! Directories, ports and a database that cannot be used: exit code 1, one line with the remedy, nothing changed.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::stage::{Stage, is_root};
+
+/// A small file system in memory, gone with this.
+struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    fn new(at: &Path, options: &str) -> Option<Self> {
+        if !is_root("mounting a file system") {
+            return None;
+        }
+        fs::create_dir(at).expect("made");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at).output();
+        match mounted {
+            Ok(output) if output.status.success() => Some(Self(at.to_owned())),
+            other => {
+                eprintln!("skipped: no tmpfs can be mounted: {other:?}");
+                None
+            }
+        }
+    }
+
+    fn fill(&self) {
+        let full = fs::write(self.0.join("filler"), vec![7; 2 << 20]);
+        assert!(full.is_err(), "it holds more than it should");
+    }
+
+    /// Full without taking memory.
+    fn use_up_inodes(&self) {
+        let made = (0..1000).take_while(|n| fs::write(self.0.join(format!("filler-{n}")), "").is_ok()).count();
+        assert!(made < 1000, "it holds more than it should");
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        // Lazily: a failed test may have left something that is open.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// A stage with its volumes in a place of their own.
+fn stage_with_volumes() -> (Stage, PathBuf) {
+    let mut stage = Stage::new("");
+    let volumes = stage.dir.path().join("caches");
+    stage.more = format!("[volumes]\npath = {volumes:?}\n");
+    (stage, volumes)
+}
+
+#[test]
+fn the_volumes_directory_is_missing_or_a_file() {
+    let (stage, volumes) = stage_with_volumes();
+    let shown = volumes.display().to_string();
+    stage.fails().says(1, &[&shown, "there is no such directory", "mkdir -p -m 0700"]);
+    fs::write(&volumes, "").expect("written");
+    stage.fails().says(1, &[&shown, "not a directory", "name a directory"]);
+    assert!(stage.listing().is_empty(), "{:?}", stage.listing().keys());
+}
+
+#[test]
+fn the_volumes_directory_is_somebody_else_s() {
+    let (stage, volumes) = stage_with_volumes();
+    fs::create_dir_all(volumes.join("live")).expect("made");
+    stage.fails().says(1, &[&volumes.display().to_string(), "not Kiln's", "name an empty directory"]);
+    assert_eq!(fs::read_dir(&volumes).expect("read").count(), 1, "nothing was added");
+}
+
+#[test]
+fn the_volumes_are_read_only() {
+    let (stage, volumes) = stage_with_volumes();
+    let Some(_mounted) = Tmpfs::new(&volumes, "ro,size=1m") else { return };
+    stage.fails().says(1, &[&volumes.display().to_string(), "mounted read-only", "remount"]);
+    assert!(stage.listing().is_empty(), "{:?}", stage.listing().keys());
+}
+
+#[test]
+fn the_volumes_are_full_from_the_beginning() {
+    let (stage, volumes) = stage_with_volumes();
+    let Some(mounted) = Tmpfs::new(&volumes, "size=1m") else { return };
+    mounted.fill();
+    stage.fails().says(1, &[&volumes.display().to_string(), "is full", "free some space"]);
+    assert!(stage.listing().is_empty(), "{:?}", stage.listing().keys());
+}
+
+/// A kilnd that has builds to look after starts; only what needs space is refused.
+#[test]
+fn the_volumes_have_become_full() {
+    let (stage, volumes) = stage_with_volumes();
+    let Some(mounted) = Tmpfs::new(&volumes, "size=1g,nr_inodes=64") else { return };
+    stage.start().terminate();
+    mounted.use_up_inodes();
+    let kilnd = stage.start();
+    let answer = kilnd.route("example.com/o/r");
+    assert_eq!(answer.status, 500, "{answer:?}");
+    assert!(answer.body.contains("no space left; free some"), "{answer:?}");
+    assert_eq!(fs::read_dir(volumes.join("live")).expect("read").count(), 0, "half a volume was left");
+    kilnd.is_well();
+}
+
+#[test]
+fn the_state_directory_cannot_be_made() {
+    let stage = Stage::new("");
+    fs::write(stage.state(), "").expect("written");
+    let before = stage.listing();
+    stage.fails().says(1, &[&stage.state().display().to_string(), "directory"]);
+    assert!(stage.listing() == before);
+}
+
+#[test]
+fn the_state_directory_is_read_only_or_full() {
+    let stage = Stage::new("");
+    let Some(mounted) = Tmpfs::new(&stage.state(), "ro,size=1m") else { return };
+    stage.fails().says(1, &[&stage.state().display().to_string(), "Read-only"]);
+    drop(mounted);
+    fs::remove_dir(stage.state()).expect("removed");
+    let Some(mounted) = Tmpfs::new(&stage.state(), "size=1m") else { return };
+    mounted.fill();
+    stage.fails().says(1, &[&stage.database().display().to_string(), "full"]);
+}
+
+#[test]
+fn a_port_is_taken() {
+    let stage = Stage::new("");
+    for (address, key) in [(stage.gateway, "gateway.listen"), (stage.api, "api.listen")] {
+        let _taken = TcpListener::bind(address).expect("bound");
+        stage.fails().says(1, &[&address.to_string(), key, "another port", "in use"]);
+        assert!(stage.listing().is_empty(), "{:?}", stage.listing().keys());
+    }
+}
+
+#[test]
+fn an_address_is_not_this_machine_s() {
+    let mut stage = Stage::new("");
+    stage.gateway = "192.0.2.1:1234".parse().expect("an address");
+    stage.fails().says(1, &["192.0.2.1:1234", "gateway.listen"]);
+    assert!(stage.listing().is_empty(), "{:?}", stage.listing().keys());
+}
+
+#[test]
+fn the_socket_s_path_is_taken() {
+    let stage = Stage::new("");
+    let path = stage.dir.path().join("socket");
+    let text = stage.config_text().replacen("[api]\n", &format!("[api]\nsocket = {path:?}\n"), 1);
+    let config = stage.write_config(&text, 0o600);
+    fs::write(&path, "precious").expect("written");
+    stage.fails_with(&config).says(1, &[&path.display().to_string(), "not a socket", "move it away"]);
+    assert_eq!(fs::read_to_string(&path).expect("still there"), "precious");
+    fs::remove_file(&path).expect("removed");
+    let _taken = UnixListener::bind(&path).expect("bound");
+    stage.fails_with(&config).says(1, &[&path.display().to_string(), "another kilnd"]);
+    assert!(stage.listing().is_empty(), "{:?}", stage.listing().keys());
+}
+
+#[test]
+fn no_buildkitd_anywhere() {
+    let stage = Stage::new("");
+    let text: String = stage
+        .config_text()
+        .lines()
+        .filter(|line| !line.starts_with("buildkitd"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let config = stage.write_config(&text, 0o600);
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_kilnd")).arg("--config").arg(&config).env("PATH", "/nonexistent").output();
+    let output = output.expect("run");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), stderr.lines().count()), (Some(1), 1), "{stderr}");
+    assert!(stderr.contains("no buildkitd on the PATH") && stderr.contains("buildkit.buildkitd"), "{stderr}");
+    assert!(stage.listing().is_empty(), "{:?}", stage.listing().keys());
+}
+
+#[test]
+fn the_database_is_another_kilnd_s() {
+    let stage = Stage::new("");
+    let first = stage.start();
+    let before = stage.listing();
+    // The same configuration: that its ports are taken too is not what is said.
+    stage.fails().says(1, &["another kilnd", &format!("process {}", first.pid()), "stop that one first"]);
+    // Another one's, but for the state directory.
+    let (api, gateway) = (stage.api.to_string(), stage.gateway.to_string());
+    let other = Stage::new("");
+    let text = stage.config_text().replace(&api, &other.api.to_string()).replace(&gateway, &other.gateway.to_string());
+    let text =
+        text.replace(&stage.host().join("run").display().to_string(), &other.host().join("run").display().to_string());
+    let config = other.write_config(&text, 0o600);
+    other
+        .fails_with(&config)
+        .says(1, &[&stage.database().display().to_string(), "another kilnd", "another state directory"]);
+    assert!(stage.listing() == before && other.listing().is_empty(), "something was touched");
+    first.is_well();
+}
+
+/// What a start that is refused may leave: the note in the lock file, which says who looked.
+fn without_lock(stage: &Stage) -> std::collections::BTreeMap<PathBuf, (u32, u64, Vec<u8>)> {
+    let mut listing = stage.listing();
+    listing.retain(|path, _| path.extension().is_none_or(|extension| extension != "lock"));
+    listing
+}
+
+/// A stage whose kilnd has run and gone, and whose database has then been changed.
+fn with_database(change: impl FnOnce(&Path)) -> Stage {
+    let stage = Stage::new("");
+    let (_, code) = stage.start().terminate();
+    assert_eq!(code, Some(0));
+    change(&stage.database());
+    stage
+}
+
+#[test]
+fn the_database_is_damaged() {
+    let overwrite = |path: &Path, at: usize, length: usize| {
+        let mut bytes = fs::read(path).expect("read");
+        assert!(bytes.len() > at + length, "{} bytes", bytes.len());
+        bytes[at..at + length].fill(0xa5);
+        fs::write(path, bytes).expect("written");
+    };
+    for (at, length) in [(0, 100), (4096, 4096), (100, 300)] {
+        let stage = with_database(|path| overwrite(path, at, length));
+        let before = without_lock(&stage);
+        stage.fails().says(1, &[&stage.database().display().to_string(), "is damaged", "move it away"]);
+        assert!(without_lock(&stage) == before, "something was changed");
+        // As it was told to do.
+        fs::rename(stage.database(), stage.state().join("damaged.db")).expect("moved");
+        stage.start().is_well();
+    }
+}
+
+#[test]
+fn the_database_is_from_the_future() {
+    let stage = with_database(|path| {
+        let database = rusqlite::Connection::open(path).expect("opened");
+        database
+            .execute_batch("PRAGMA journal_mode = DELETE; PRAGMA user_version = 99; PRAGMA journal_mode = WAL;")
+            .expect("set");
+    });
+    let before = without_lock(&stage);
+    stage.fails().says(1, &[&stage.database().display().to_string(), "newer Kiln", "version 99", "install the newer"]);
+    assert!(without_lock(&stage) == before, "something was changed");
+}
+
+#[test]
+fn the_database_is_another_program_s() {
+    let stage = Stage::new("");
+    fs::create_dir(stage.state()).expect("made");
+    let database = rusqlite::Connection::open(stage.database()).expect("opened");
+    database.execute_batch("CREATE TABLE songs (title TEXT)").expect("made");
+    drop(database);
+    let before = fs::read(stage.database()).expect("read");
+    stage.fails().says(1, &[&stage.database().display().to_string(), "another program", "another state directory"]);
+    assert_eq!(fs::read(stage.database()).expect("read"), before);
+}
