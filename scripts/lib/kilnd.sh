@@ -67,7 +67,7 @@ kilnd_config() {
     volumes=$home/volumes
     [[ $runtime == process ]] || engine=btrfs volumes=$PLACE/btrfs/${home##*/} addresses=10.$KILN_RANGE.0.0/16
     mkdir -p "$home/run" "$home/logs" "$volumes"
-    mkdir -p -m 0700 "$home/state"
+    [[ -d $home/state ]] || mkdir -m 0700 "$home/state"
     cat >"$file" <<TOML
 state_dir = "$home/state"
 run_dir = "$home/run"
