@@ -32,9 +32,13 @@ impl Heart for Projects {
     }
 
     async fn complete(&self, key: &Key, token: &LeaseToken) -> Result<bool, CompleteError> {
-        Projects::complete(self, key, token).await.map_err(|error| match error.is_retryable() {
-            true => CompleteError::Unavailable { why: in_one_line(&error), retry_after: SOON },
-            false => CompleteError::Failed(in_one_line(&error)),
+        Projects::complete(self, key, token).await.map_err(|error| {
+            let why = in_one_line(&error);
+            if error.is_retryable() {
+                CompleteError::Unavailable { why, retry_after: SOON }
+            } else {
+                CompleteError::Failed(why)
+            }
         })
     }
 
