@@ -271,6 +271,7 @@ async fn what_is_half_made_is_never_started() {
 
     let mut other = spec.clone();
     other.limits.memory_bytes = Some(2 << 30);
+    lab.runtime.stop(&spec, StopBound::Force).await.expect("stopped");
     lab.runtime.destroy(&spec).await.expect("destroyed");
     lab.runtime.create(&spec).await.expect("created");
     assert!(matches!(lab.state(&other).await, InstanceState::HalfMade { .. }), "other limits are a difference");

@@ -28,7 +28,7 @@ impl Tmpfs {
     }
 
     fn fill(&self) {
-        let full = fs::write(self.0.join("filler"), vec![7; 2 << 20]);
+        let full = fs::write(self.0.join("filler"), vec![7; 20 << 20]);
         assert!(full.is_err(), "it holds more than it should");
     }
 
@@ -123,6 +123,21 @@ fn the_state_directory_is_read_only_or_full() {
     let Some(mounted) = Tmpfs::new(&stage.state(), "size=1m") else { return };
     mounted.fill();
     stage.fails().says(1, &[&stage.database().display().to_string(), "full"]);
+}
+
+/// A killed kilnd starts again on a full disk: there are builds to look after. After a clean stop it needs a little room.
+#[test]
+fn the_state_directory_has_become_full() {
+    let stage = Stage::new("");
+    let Some(mounted) = Tmpfs::new(&stage.state(), "size=16m") else { return };
+    stage.start().terminate();
+    mounted.fill();
+    stage.fails().says(1, &["no space left", &stage.database().display().to_string(), "free some"]);
+    fs::remove_file(mounted.0.join("filler")).expect("removed");
+    stage.start().kill();
+    mounted.fill();
+    let kilnd = stage.start();
+    assert_eq!(kilnd.get("/v1/projects").body, "[]");
 }
 
 #[test]
