@@ -50,7 +50,7 @@ impl Drop for Tmpfs {
 fn stage_with_volumes() -> (Stage, PathBuf) {
     let mut stage = Stage::new("");
     let volumes = stage.dir.path().join("caches");
-    stage.more = format!("[volumes]\npath = {volumes:?}\n");
+    stage.more = format!("[volumes]\npath = '{}'\n", volumes.display());
     (stage, volumes)
 }
 
@@ -176,13 +176,9 @@ fn the_socket_s_path_is_taken() {
 #[test]
 fn no_buildkitd_anywhere() {
     let stage = Stage::new("");
-    let text: String = stage
-        .config_text()
-        .lines()
-        .filter(|line| !line.starts_with("buildkitd"))
-        .map(|line| format!("{line}\n"))
-        .collect();
-    let config = stage.write_config(&text, 0o600);
+    let text = stage.config_text();
+    let text: Vec<_> = text.lines().filter(|line| !line.starts_with("buildkitd")).collect();
+    let config = stage.write_config(&text.join("\n"), 0o600);
     let output =
         Command::new(env!("CARGO_BIN_EXE_kilnd")).arg("--config").arg(&config).env("PATH", "/nonexistent").output();
     let output = output.expect("run");
