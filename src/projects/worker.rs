@@ -65,7 +65,8 @@ pub(super) enum StopRefusal {
 /// What a worker lets others see without asking it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Status {
-    pub(super) phase: Phase,
+    /// `None` until it has looked for the first time: till then its record says more.
+    pub(super) phase: Option<Phase>,
     pub(super) reason: String,
     pub(super) step: Option<&'static str>,
 }
@@ -404,7 +405,7 @@ impl Worker {
     }
 
     fn show(&self, phase: &Phase, reason: String, step: Option<Step>) {
-        self.desk.status.send_replace(Status { phase: phase.clone(), reason, step: step.map(Step::name) });
+        self.desk.status.send_replace(Status { phase: Some(phase.clone()), reason, step: step.map(Step::name) });
     }
 
     /// Takes note of a phase, in memory and on disk. What cannot be written now is written with the next change.
