@@ -154,7 +154,8 @@ impl Stage {
 
     pub(crate) fn fails_with(&self, config: &Path) -> Failed {
         let mut command = Self::command(&["--config", &config.display().to_string()]);
-        let child = command.stderr(Stdio::piped()).spawn().expect("run");
+        // Whatever it leaves behind by mistake is left in the stage.
+        let child = command.current_dir(self.dir.path()).stderr(Stdio::piped()).spawn().expect("run");
         let mut child = Ended(child);
         until("kilnd to give up", || child.0.try_wait().expect("waited").is_some());
         let code = child.0.wait().expect("waited").code();
