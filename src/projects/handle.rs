@@ -156,9 +156,8 @@ impl Projects {
         let token = LeaseToken::from_random(self.entropy.token()?);
         for _ in 0..TRIES {
             let worker = self.worker(&key, &spec).await?;
-            let lease = Lease::new(token.hash(), self.shared.clock.now());
             let (reply, answer) = oneshot::channel();
-            if worker.mailbox.send(Message::Route { spec: spec.clone(), lease, reply }).await.is_err() {
+            if worker.mailbox.send(Message::Route { spec: spec.clone(), token: token.hash(), reply }).await.is_err() {
                 continue;
             }
             let granted = match self.wait(&worker, self.config.route_wait, answer).await? {
