@@ -158,9 +158,8 @@ impl Projects {
         let token = LeaseToken::from_random(self.entropy.token()?);
         for _ in 0..TRIES {
             let worker = self.worker(&key, &spec).await?;
-            let lease = Lease::new(token.hash(), self.shared.clock.now());
             let (reply, answer) = oneshot::channel();
-            if worker.mailbox.send(Message::Route { spec: spec.clone(), lease, reply }).await.is_err() {
+            if worker.mailbox.send(Message::Route { spec: spec.clone(), token: token.hash(), reply }).await.is_err() {
                 continue;
             }
             let granted = match self.wait(&worker, self.config.route_wait, answer).await? {
@@ -270,7 +269,8 @@ impl Projects {
             Ok(answer) => Ok(answer.ok()),
             Err(_elapsed) => {
                 let status = worker.status.borrow().clone();
-                let phase = status.step.map_or_else(|| status.phase.to_string(), |s| format!("busy with: {s}"));
+                let standing = || status.phase.map_or_else(|| "not looked at".to_owned(), |phase| phase.to_string());
+                let phase = status.step.map_or_else(standing, |step| format!("busy with: {step}"));
                 Err(RouteError::NotReady { after, phase, reason: status.reason })
             }
         }
@@ -297,7 +297,7 @@ impl Projects {
     fn view(&self, record: &ProjectRecord, leases: &[Lease]) -> ProjectView {
         let worker = self.registry.get(&record.key);
         let status = worker.as_ref().map(|worker| worker.status.borrow().clone());
-        let phase = status.as_ref().map_or(&record.phase, |status| &status.phase);
+        let phase = status.as_ref().and_then(|status| status.phase.as_ref()).unwrap_or(&record.phase);
         let connections = worker.as_ref().map_or(0, |worker| worker.connections.count());
         ProjectView {
             key: record.key.to_string(),

@@ -104,7 +104,7 @@ impl Registry {
             return worker.clone();
         }
         let (own_mailbox, mailbox) = mpsc::channel(MAILBOX_DEPTH);
-        let unread = Status { phase: kiln_domain::Phase::Idle, reason: String::new(), step: Some("read its record") };
+        let unread = Status { phase: None, reason: String::new(), step: Some("read its record") };
         let (status, seen) = watch::channel(unread);
         let connections = Connections::default();
         let worker = WorkerHandle { mailbox: own_mailbox.clone(), status: seen, connections: connections.clone() };

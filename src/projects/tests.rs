@@ -348,6 +348,9 @@ async fn after_a_crash_of_kiln_lease_phase_and_generation_are_as_before() {
     let before = bench.projects.store().project(&key()).await.expect("read").expect("there");
     let steps = bench.steps();
     let bench = bench.restart().await;
+    // Also to whoever asks before the worker has looked.
+    bench.until("its worker is there", async |b| b.phase().await != "warm" || b.projects.workers() == 1).await;
+    assert_eq!(bench.phase().await, "warm");
     let after = bench.projects.store().project(&key()).await.expect("read").expect("there");
     assert_eq!((before.phase, before.generation, before.address), (after.phase, after.generation, after.address));
     assert_eq!(bench.route().await.generation, 1);

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kiln_domain::{Generation, Lease, TokenHash};
+use kiln_domain::{Generation, TokenHash};
 use tokio::sync::{mpsc, oneshot};
 
 use super::worker::Message;
@@ -38,7 +38,7 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 
 /// One request that is parked until the daemon answers. Whoever went away has closed its reply.
 pub(super) enum Waiter {
-    Route { lease: Lease, reply: Reply<Granted> },
+    Route { token: TokenHash, reply: Reply<Granted> },
     Connect { reply: Reply<(Warm, Held)> },
 }
 

@@ -32,7 +32,7 @@ use crate::store::{Commit, NewEvent, StoreError};
 pub(super) enum Message {
     Route {
         spec: BuildSpec,
-        lease: Lease,
+        token: TokenHash,
         reply: Reply<Granted>,
     },
     /// Bring it up, without a lease; answers at once whether it is up already.
@@ -67,7 +67,8 @@ pub(super) enum StopRefusal {
 /// What a worker lets others see without asking it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Status {
-    pub(super) phase: Phase,
+    /// `None` until it has looked for the first time: till then its record says more.
+    pub(super) phase: Option<Phase>,
     pub(super) reason: String,
     pub(super) step: Option<&'static str>,
 }
@@ -174,14 +175,14 @@ impl Worker {
 
     fn hear(&mut self, message: Message) {
         match message {
-            Message::Route { spec, lease, reply } => {
+            Message::Route { spec, token, reply } => {
                 if let Err(refusal) = self.check_identity(&spec) {
                     return drop(reply.send(Err(refusal)));
                 }
                 self.touch();
                 match self.routable() {
-                    Some(warm) => self.grant(warm, lease, reply),
-                    None => self.waiters.push(Waiter::Route { lease, reply }),
+                    Some(warm) => self.grant(warm, token, reply),
+                    None => self.waiters.push(Waiter::Route { token, reply }),
                 }
             }
             Message::Connect { reply } => match self.routable() {
@@ -420,7 +421,7 @@ impl Worker {
     }
 
     fn show(&self, phase: &Phase, reason: String, step: Option<Step>) {
-        self.desk.status.send_replace(Status { phase: phase.clone(), reason, step: step.map(Step::name) });
+        self.desk.status.send_replace(Status { phase: Some(phase.clone()), reason, step: step.map(Step::name) });
     }
 
     /// Takes note of a phase, in memory and on disk. What cannot be written now is written with the next change.
@@ -473,7 +474,7 @@ impl Worker {
         self.prewarming = false;
         for waiter in std::mem::take(&mut self.waiters) {
             match waiter {
-                Waiter::Route { lease, reply } => self.grant(warm, lease, reply),
+                Waiter::Route { token, reply } => self.grant(warm, token, reply),
                 Waiter::Connect { reply } => self.connect(warm, reply),
             }
         }
@@ -487,11 +488,11 @@ impl Worker {
         self.answer_stoppers(&Err(StopRefusal::Failed(refusal.text.clone())));
     }
 
-    /// The lease counts from here on, in memory; the caller waits until it is on disk. Not waiting for it here is what
+    /// The lease is born here, so that a long start takes nothing of its grace, and counts from here on, in memory; the caller waits until it is on disk. Not waiting for it here is what
     /// lets the leases of many callers share one commit.
-    fn grant(&mut self, warm: Warm, lease: Lease, reply: Reply<Granted>) {
+    fn grant(&mut self, warm: Warm, token: TokenHash, reply: Reply<Granted>) {
+        let lease = Lease::new(token.clone(), self.now());
         let event = self.event("routed", format!("a build was routed to generation {}", warm.generation.get()));
-        let token = lease.token.clone();
         let durable = self.shared.store.add_lease(&self.key, &lease, Some(event));
         self.leases.push(lease);
         let undelivered = Undelivered::new(self.desk.own_mailbox.clone(), token);

@@ -44,6 +44,9 @@ mod prepare;
 mod wanted;
 mod words;
 
+#[cfg(test)]
+mod real_tests;
+
 const NAME: &str = "incus";
 /// Unpacking an image onto a slow disk takes seconds; a snapshot of one takes none.
 const CREATE: Duration = Duration::from_mins(3);
@@ -285,7 +288,10 @@ impl Runtime for IncusRuntime {
     }
 
     async fn destroy(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
-        self.stop(spec, StopBound::Force).await?;
+        if self.find(spec).await?.is_some_and(|found| is_up(found.status_code)) {
+            let why = "it runs; stop it first".to_owned();
+            return Err(RuntimeError::Refused { operation: "destroy", instance: spec.key.daemon_name(), why });
+        }
         let path = path_of(spec);
         let act = || self.client.operate(Method::DELETE, &path, None, DELETE);
         match self.settled(spec, DELETE, act).await {
