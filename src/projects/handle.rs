@@ -15,9 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressing, Routed};
 use super::effects::{Effects, StepDeadlines};
+use super::messages::{Message, Refusal, StopRefusal};
 use super::registry::{Registry, Shared, WorkerHandle};
-use super::waiting::Refusal;
-use super::worker::{Message, StopRefusal};
 use crate::clock::Clock;
 use crate::entropy::{Entropy, NoEntropy};
 use crate::gateway::{Directory, Door, NoDoor};

@@ -8,8 +8,8 @@ use kiln_domain::{AddressPool, BuildSpec, Key, Lease, Policy, ProjectRecord};
 use tokio::sync::{mpsc, watch};
 
 use super::effects::{Effects, StepDeadlines};
-use super::waiting::Connections;
-use super::worker::{Message, Status, Worker};
+use super::messages::{Connections, Message, Status};
+use super::worker::Worker;
 use crate::clock::Clock;
 use crate::store::{Store, StoreError};
 

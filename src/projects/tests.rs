@@ -193,7 +193,7 @@ async fn when_all_clients_go_away_what_was_begun_is_whole_and_the_next_is_served
             // It never gets to see an answer, also if one is there before it goes.
             async move {
                 let _undelivered = projects.route(spec(), RouteOptions::default()).await;
-                std::future::pending::<()>().await
+                std::future::pending::<()>().await;
             }
         });
         let before = bench.steps().len();

@@ -23,55 +23,10 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::effects::EffectError;
+use super::messages::{Granted, Held, Message, Refusal, Reply, Status, StopRefusal, Undelivered, Waiter, Warm};
 use super::registry::{Desk, Registry, Shared};
-use super::waiting::{Granted, Refusal, Reply, Undelivered, Waiter, Warm};
 use crate::causes;
 use crate::store::{Commit, NewEvent, StoreError};
-
-/// What a worker is told. Whoever wants an answer sends a reply along.
-pub(super) enum Message {
-    Route {
-        spec: BuildSpec,
-        token: TokenHash,
-        reply: Reply<Granted>,
-    },
-    /// Bring it up, without a lease; answers at once whether it is up already.
-    Prewarm {
-        spec: BuildSpec,
-        reply: oneshot::Sender<Result<Option<Warm>, Refusal>>,
-    },
-    Connect {
-        reply: Reply<(Warm, super::waiting::Held)>,
-    },
-    /// Release a lease; the reply is `None` if there is no such lease.
-    Complete {
-        token: TokenHash,
-        why: &'static str,
-        reply: Option<oneshot::Sender<Option<Commit<bool>>>>,
-    },
-    Stop {
-        reply: oneshot::Sender<Result<(), StopRefusal>>,
-    },
-    /// Something happened to the instance: look at it again.
-    InstanceChanged,
-    /// Look at your counts again.
-    Nudge,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum StopRefusal {
-    Busy(String),
-    Failed(String),
-}
-
-/// What a worker lets others see without asking it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Status {
-    /// `None` until it has looked for the first time: till then its record says more.
-    pub(super) phase: Option<Phase>,
-    pub(super) reason: String,
-    pub(super) step: Option<&'static str>,
-}
 
 enum Outcome {
     Observed(Result<Look, EffectError>),
@@ -488,8 +443,8 @@ impl Worker {
         self.answer_stoppers(&Err(StopRefusal::Failed(refusal.text.clone())));
     }
 
-    /// The lease is born here, so that a long start takes nothing of its grace, and counts from here on, in memory; the caller waits until it is on disk. Not waiting for it here is what
-    /// lets the leases of many callers share one commit.
+    /// The lease is born here, so that a long start takes nothing of its grace, and counts from here on, in memory; the
+    /// caller waits until it is on disk. Not waiting for it here is what lets the leases of many callers share one commit.
     fn grant(&mut self, warm: Warm, token: TokenHash, reply: Reply<Granted>) {
         let lease = Lease::new(token.clone(), self.now());
         let event = self.event("routed", format!("a build was routed to generation {}", warm.generation.get()));
@@ -500,7 +455,7 @@ impl Worker {
         drop(reply.send(Ok(Granted { warm, durable, undelivered })));
     }
 
-    fn connect(&mut self, warm: Warm, reply: Reply<(Warm, super::waiting::Held)>) {
+    fn connect(&mut self, warm: Warm, reply: Reply<(Warm, Held)>) {
         let held = self.desk.connections.hold(self.desk.own_mailbox.clone());
         // A caller that has gone drops the hold with the answer.
         drop(reply.send(Ok((warm, held))));
