@@ -27,7 +27,7 @@ use crate::projects::{
     Addressing, DaemonPaths, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects, ProjectsConfig,
     StepDeadlines,
 };
-use crate::store::{OpenError, Store};
+use crate::store::{OpenError, Store, StoreError};
 
 /// Why kilnd does not start. Each text says what to do.
 #[derive(Debug, Error)]
@@ -40,6 +40,8 @@ pub enum StartError {
     },
     #[error(transparent)]
     Store(#[from] OpenError),
+    #[error("cannot read what was going on")]
+    Resume(#[from] StoreError),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     #[error(transparent)]

@@ -104,6 +104,20 @@ pub struct Projects {
     entropy: Arc<dyn Entropy>,
 }
 
+/// Kiln after [`Projects::resume`], not listening to the runtime yet.
+#[must_use = "nobody hears the runtime before this runs"]
+pub struct Resumed {
+    projects: Projects,
+    events: broadcast::Receiver<InstanceEvent>,
+}
+
+impl Resumed {
+    /// Listens to the runtime until `shutdown`.
+    pub async fn run(self, shutdown: CancellationToken) {
+        shutdown.run_until_cancelled(self.projects.listen(self.events)).await;
+    }
+}
+
 /// What the heart stands on; tests bring their own.
 pub struct Foundations {
     pub store: Store,
@@ -121,18 +135,15 @@ impl Projects {
         Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), pki, entropy }
     }
 
-    /// Takes up what was going on when Kiln last ran, then listens to the runtime until `shutdown`.
-    pub async fn run(&self, shutdown: CancellationToken) -> Result<(), StoreError> {
+    /// Takes up what was going on when Kiln last ran. Before anybody is served: a lease is known only to its project's
+    /// worker, and a release that comes sooner would find none.
+    pub async fn resume(&self) -> Result<Resumed, StoreError> {
         // Before the first look, so that nothing that happens after it goes unheard.
         let events = self.shared.effects.events();
         for record in self.shared.store.active_projects().await? {
             self.registry.worker(&self.shared, &record.key, None).await?;
         }
-        tokio::select! {
-            () = self.listen(events) => {}
-            () = shutdown.cancelled() => {}
-        }
-        Ok(())
+        Ok(Resumed { projects: self.clone(), events })
     }
 
     async fn listen(&self, mut events: broadcast::Receiver<InstanceEvent>) {

@@ -33,5 +33,5 @@ mod tests;
 
 pub use answer::{Addressing, Routed};
 pub use effects::{EffectError, Effects, StepDeadlines};
-pub use handle::{Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, StopError};
+pub use handle::{Foundations, Projects, ProjectsConfig, Resumed, RouteError, RouteOptions, StopError};
 pub use host_effects::{DaemonPaths, HostEffects, HostEffectsConfig, HostParts};

@@ -175,7 +175,11 @@ impl Worker {
             }
             Message::Connect { reply } => match self.routable() {
                 Some(warm) => self.connect(warm, reply),
-                None => self.waiters.push(Waiter::Connect { reply }),
+                None => {
+                    // As a route does: a start that outlasts this client's patience is for the client's next try.
+                    self.touch();
+                    self.waiters.push(Waiter::Connect { reply });
+                }
             },
             Message::Prewarm { spec, reply } => {
                 let answer = self.check_identity(&spec).map(|()| self.routable());
@@ -219,10 +223,15 @@ impl Worker {
     ) {
         let known = self.leases.iter().position(|lease| lease.token == token);
         let released = if let Some(at) = known {
-            self.leases.remove(at);
+            let lease = self.leases.remove(at);
             self.touch();
             let event = self.event("completed", format!("a build ended: {why}"));
-            self.shared.store.remove_lease(&token, self.now(), Some(event)).await
+            let released = self.shared.store.remove_lease(&token, self.now(), Some(event)).await;
+            // Whoever is told of a failure tries again, and must not hear then that there is nothing to release.
+            if released.is_err() && reply.is_some() {
+                self.leases.push(lease);
+            }
+            released
         } else {
             Ok(false)
         };
