@@ -78,5 +78,6 @@ pub(super) fn chain(error: &dyn Error) -> String {
         let _ = write!(text, ": {error}");
         cause = error.source();
     }
-    text.trim_end().replace('\n', " | ")
+    // Much of it is a server's or a daemon's words.
+    super::print::plain(&text.trim_end().replace('\n', " | "))
 }
