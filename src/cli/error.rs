@@ -72,5 +72,6 @@ impl CliError {
 
 /// The error and what caused it, on one line.
 pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
-    in_one_line(error).trim_end().replace('\n', " | ")
+    // Much of it is a server's or a daemon's words.
+    super::print::plain(&in_one_line(error).trim_end().replace('\n', " | "))
 }

@@ -93,9 +93,11 @@ fn painted(cell: &str) -> String {
     format!("\x1b[{code}m{cell}\x1b[0m")
 }
 
-/// Text from elsewhere (a daemon's last words, say) must not steer the terminal.
+/// Text from elsewhere (a daemon's last words, say) must not steer the terminal, nor look like another text.
 pub(super) fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
+    let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
+    let reorders = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().map(|c| if steers(c) || reorders(c) { '\u{fffd}' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -106,6 +108,15 @@ mod tests {
     fn columns_line_up_and_nothing_trails() {
         let rows = [["p1".to_owned(), "warm".to_owned()], ["p22222".to_owned(), "idle\x1b[2J".to_owned()]];
         assert_eq!(table(["KEY", "PHASE"], &rows, false), "KEY     PHASE\np1      warm\np22222  idle\u{fffd}[2J\n");
+    }
+
+    #[test]
+    fn what_others_say_steers_no_terminal() {
+        let hostile = "\x1b]0;title\x07\u{9b}31m github.com/x/\u{202e}gpj.exe\ttab\nline";
+        let tame = "\u{fffd}]0;title\u{fffd}\u{fffd}31m github.com/x/\u{fffd}gpj.exe\ttab\nline";
+        assert_eq!(plain(hostile), tame);
+        let error = std::io::Error::other(hostile);
+        assert_eq!(super::super::error::chain(&error), tame.replace('\n', " | "));
     }
 
     #[test]

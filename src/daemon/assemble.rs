@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -42,6 +42,8 @@ pub enum StartError {
     Store(#[from] OpenError),
     #[error("cannot take up the projects of the last run")]
     TakeUp(#[source] StoreError),
+    #[error("{path} can be changed by others, and with it what kilnd does: {remedy}")]
+    Exposed { path: PathBuf, remedy: String },
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     #[error(transparent)]
@@ -76,6 +78,7 @@ pub struct Assembly {
 pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
     check(config)?;
     make_directory(&config.state_dir, 0o700)?;
+    check_private(&config.state_dir)?;
     // First: whoever holds the database owns the host's objects.
     let store = Store::open(&config.database())?;
     make_directory(&config.run_dir, 0o755)?;
@@ -207,6 +210,20 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), StartError> {
         };
         StartError::Directory { path: path.to_owned(), source }
     })
+}
+
+/// Who can write there can put another database, other certificates, or a link to any file in the place of ours.
+fn check_private(path: &Path) -> Result<(), StartError> {
+    let found = fs::metadata(path).map_err(|source| StartError::Directory { path: path.to_owned(), source })?;
+    let (us, shown) = (rustix::process::geteuid().as_raw(), path.display());
+    let remedy = if found.uid() != us && found.uid() != 0 {
+        format!("it belongs to user {}: chown {us} {shown}", found.uid())
+    } else if found.mode() & 0o022 != 0 {
+        format!("chmod go-w {shown}")
+    } else {
+        return Ok(());
+    };
+    Err(StartError::Exposed { path: path.to_owned(), remedy })
 }
 
 /// `None` where it cannot be told: then the volume's own size is all that is known.

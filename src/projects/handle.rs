@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressing, Routed};
 use super::effects::{Effects, StepDeadlines};
-use super::messages::{Message, Refusal, StopRefusal};
+use super::messages::{Message, Refusal, Releasing, StopRefusal};
 use super::registry::{Registry, Shared, WorkerHandle};
 use crate::clock::Clock;
 use crate::entropy::{Entropy, NoEntropy};
@@ -202,8 +202,22 @@ impl Projects {
         }
         // A worker that went away had no lease left.
         match answer.await {
-            Ok(Some(released)) => released.await,
+            Ok(Some(Releasing { lease, removed })) => {
+                let released = removed.await;
+                if released.is_err() {
+                    self.keep(key, lease).await;
+                }
+                released
+            }
             Ok(None) | Err(_) => Ok(false),
+        }
+    }
+
+    /// Whoever is told that a release failed tries again, and must not hear then that there is nothing to release.
+    async fn keep(&self, key: &Key, lease: Lease) {
+        if let Ok(Some(worker)) = self.registry.worker(&self.shared, key, None).await {
+            // One that has gone meanwhile is followed by one that reads the lease from the disk.
+            let _ = worker.mailbox.send(Message::StillHeld { lease }).await;
         }
     }
 

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kiln_domain::{BuildSpec, Generation, Phase, TokenHash};
+use kiln_domain::{BuildSpec, Generation, Lease, Phase, TokenHash};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::store::Commit;
@@ -28,7 +28,11 @@ pub(super) enum Message {
     Complete {
         token: TokenHash,
         why: &'static str,
-        reply: Option<oneshot::Sender<Option<Commit<bool>>>>,
+        reply: Option<oneshot::Sender<Option<Releasing>>>,
+    },
+    /// Its release could not be written, so it counts as before, and can be released again.
+    StillHeld {
+        lease: Lease,
     },
     Stop {
         reply: oneshot::Sender<Result<(), StopRefusal>>,
@@ -52,6 +56,12 @@ pub(super) struct Status {
     pub(super) phase: Option<Phase>,
     pub(super) reason: String,
     pub(super) step: Option<&'static str>,
+}
+
+/// A lease that counts no more in memory, and is gone from the disk when `removed` says so.
+pub(super) struct Releasing {
+    pub(super) lease: Lease,
+    pub(super) removed: Commit<bool>,
 }
 
 /// A daemon that answers, as its worker knows it.

@@ -47,7 +47,12 @@ impl Bench {
     }
 
     fn with_policy(effects: ModelEffects, policy: Policy) -> Self {
-        Self::on(TempDir::new().expect("a directory"), Arc::new(effects), policy)
+        let bench = Self::on(TempDir::new().expect("a directory"), Arc::new(effects), policy);
+        tokio::spawn({
+            let (projects, running) = (bench.projects.clone(), bench.running.clone());
+            async move { projects.start(running).await.expect("the store can be read").await }
+        });
+        bench
     }
 
     fn on(dir: TempDir, effects: Arc<ModelEffects>, policy: Policy) -> Self {
@@ -60,12 +65,7 @@ impl Bench {
             entropy: Arc::new(SystemEntropy::default()),
         };
         let projects = Projects::new(config(policy), foundations);
-        let running = CancellationToken::new();
-        tokio::spawn({
-            let (projects, running) = (projects.clone(), running.clone());
-            async move { projects.start(running).await.expect("the store can be read").await }
-        });
-        Self { dir, effects, projects, running }
+        Self { dir, effects, projects, running: CancellationToken::new() }
     }
 
     /// As after `kill -9`: nothing of the process is left but its files, and the host is as it was.
@@ -77,7 +77,9 @@ impl Bench {
         for file in ["kiln.db", "kiln.db-wal"] {
             tokio::fs::copy(dir.path().join(file), copy.path().join(file)).await.expect("copied");
         }
-        Self::on(copy, effects.clone(), POLICY)
+        let bench = Self::on(copy, effects.clone(), POLICY);
+        drop(bench.projects.start(bench.running.clone()).await.expect("the store can be read"));
+        bench
     }
 
     async fn route(&self) -> RouteResponse {
@@ -356,6 +358,49 @@ async fn after_a_crash_of_kiln_lease_phase_and_generation_are_as_before() {
     assert_eq!(bench.route().await.generation, 1);
     assert_eq!(bench.steps(), steps, "nothing was done to the host");
     assert!(bench.projects.complete(&key(), &token(&build)).await.expect("the lease of before is known"));
+}
+
+#[tokio::test]
+async fn a_release_that_is_the_first_thing_after_a_restart_is_one() {
+    let bench = Bench::new(ModelEffects::default());
+    let build = bench.route().await;
+    let bench = bench.restart().await;
+    assert!(bench.projects.complete(&key(), &token(&build)).await.expect("released"));
+    assert_eq!(bench.leases().await, 0);
+}
+
+#[tokio::test]
+async fn a_release_that_cannot_be_written_can_be_tried_again() {
+    let bench = Bench::new(ModelEffects::default());
+    let build = bench.route().await;
+    let jam = rusqlite::Connection::open(bench.dir.path().join("kiln.db")).expect("opened");
+    jam.execute_batch("CREATE TRIGGER jam BEFORE DELETE ON leases BEGIN SELECT RAISE(ABORT, 'jammed'); END")
+        .expect("jammed");
+    for _ in 0..2 {
+        let told = bench.projects.complete(&key(), &token(&build)).await;
+        assert!(told.is_err(), "{told:?} although the lease is on disk");
+    }
+    jam.execute_batch("DROP TRIGGER jam").expect("free again");
+    assert!(bench.projects.complete(&key(), &token(&build)).await.expect("released"));
+    assert_eq!(bench.leases().await, 0);
+}
+
+#[tokio::test]
+async fn a_wake_that_its_client_did_not_wait_for_is_seen_through() {
+    let bench = Bench::with_window(ModelEffects::gated(), Duration::from_secs(1));
+    bench.effects.gate.add_permits(6);
+    let build = bench.route().await;
+    bench.projects.complete(&key(), &token(&build)).await.expect("released");
+    bench.until("its window has passed and it is stopped", async |b| b.phase().await == "idle").await;
+    let waking = tokio::spawn({
+        let projects = bench.projects.clone();
+        async move { projects.open(&key()).await.map(|_| ()) }
+    });
+    bench.until("it starts", async |b| b.phase().await == "starting").await;
+    waking.abort();
+    bench.effects.gate.add_permits(2);
+    bench.until("it is warm for the next try", async |b| b.phase().await == "warm").await;
+    assert_eq!(bench.count(Step::StopInstance(Stop::Graceful)), 1);
 }
 
 #[tokio::test]

@@ -23,10 +23,12 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::effects::EffectError;
-use super::messages::{Granted, Held, Message, Refusal, Reply, Status, StopRefusal, Undelivered, Waiter, Warm};
+use super::messages::{
+    Granted, Held, Message, Refusal, Releasing, Reply, Status, StopRefusal, Undelivered, Waiter, Warm,
+};
 use super::registry::{Desk, Registry, Shared};
 use crate::causes;
-use crate::store::{Commit, NewEvent, StoreError};
+use crate::store::{NewEvent, StoreError};
 
 enum Outcome {
     Observed(Result<Look, EffectError>),
@@ -142,7 +144,11 @@ impl Worker {
             }
             Message::Connect { reply } => match self.routable() {
                 Some(warm) => self.connect(warm, reply),
-                None => self.waiters.push(Waiter::Connect { reply }),
+                None => {
+                    // As a route does: a start that outlasts this client's patience is for the client's next try.
+                    self.touch();
+                    self.waiters.push(Waiter::Connect { reply });
+                }
             },
             Message::Prewarm { spec, reply } => {
                 let answer = self.check_identity(&spec).map(|()| self.routable());
@@ -156,6 +162,12 @@ impl Worker {
                 let released = self.complete(&token, why);
                 if let Some(reply) = reply {
                     drop(reply.send(released));
+                }
+            }
+            Message::StillHeld { lease } => {
+                // A worker made since then has read it from the disk.
+                if !self.leases.iter().any(|known| known.token == lease.token) {
+                    self.leases.push(lease);
                 }
             }
             Message::Stop { reply } => self.hear_stop(reply),
@@ -184,14 +196,14 @@ impl Worker {
         drop(self.shared.store.save_project(&self.record, None));
     }
 
-    /// It counts no more from here on; as with its making, whoever wants to waits for the disk. One that could not be
-    /// removed there comes back with the next start of Kiln, and ends with its grace.
-    fn complete(&mut self, token: &TokenHash, why: &str) -> Option<Commit<bool>> {
+    /// It counts no more from here on; as with its making, whoever wants to waits for the disk. One that nobody waits for
+    /// and that could not be removed there comes back with the next start of Kiln, and ends with its grace.
+    fn complete(&mut self, token: &TokenHash, why: &str) -> Option<Releasing> {
         let at = self.leases.iter().position(|lease| lease.token == *token)?;
-        self.leases.remove(at);
+        let lease = self.leases.remove(at);
         self.touch();
         let event = self.event("completed", format!("a build ended: {why}"));
-        Some(self.shared.store.remove_lease(token, self.now(), Some(event)))
+        Some(Releasing { lease, removed: self.shared.store.remove_lease(token, self.now(), Some(event)) })
     }
 
     fn hear_stop(&mut self, reply: oneshot::Sender<Result<(), StopRefusal>>) {

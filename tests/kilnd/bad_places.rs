@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +18,8 @@ impl Tmpfs {
             return None;
         }
         fs::create_dir(at).expect("made");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at).output();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &format!("{options},mode=700"), "tmpfs"]).arg(at).output();
         match mounted {
             Ok(output) if output.status.success() => Some(Self(at.to_owned())),
             other => {
@@ -62,6 +64,20 @@ fn the_volumes_directory_is_missing_or_a_file() {
     fs::write(&volumes, "").expect("written");
     stage.fails().says(1, &[&shown, "not a directory", "name a directory"]);
     assert!(stage.listing().is_empty(), "{:?}", stage.listing().keys());
+}
+
+#[test]
+fn the_state_directory_can_be_changed_by_others() {
+    let stage = Stage::new("");
+    fs::create_dir_all(stage.state()).expect("made");
+    fs::set_permissions(stage.state(), fs::Permissions::from_mode(0o777)).expect("set");
+    stage.fails().says(1, &[&stage.state().display().to_string(), "can be changed by others", "chmod go-w"]);
+    assert_eq!(fs::read_dir(stage.state()).expect("read").count(), 0, "nothing was made");
+    fs::set_permissions(stage.state(), fs::Permissions::from_mode(0o700)).expect("set");
+    if is_root("giving a directory away") {
+        std::os::unix::fs::chown(stage.state(), Some(65534), None).expect("given away");
+        stage.fails().says(1, &["belongs to user 65534", "chown 0"]);
+    }
 }
 
 #[test]

@@ -4,18 +4,28 @@
 //! the daemon unless they are looked for. They are found by parentage, which is only known while the parents live: first
 //! the whole tree is stopped, so that it can not grow, and only then is it killed. A process that left the tree before
 //! (a daemon of a build step that detached itself) stays within its container, whose first process is killed.
+//!
+//! When a daemon dies by itself its steps go on, and write into caches that the next daemon gives to other builds. They are
+//! found by what runc notes of each container, before that next daemon starts.
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, getpgid, kill_process_group, pidfd_send_signal};
 
+use serde::Deserialize;
+
 use super::proc::{self, Identity};
+use crate::host::files;
 use crate::host::occupancy::{self, Occupancy};
+
+/// How long what was killed may take to go.
+const LEFTOVERS: Duration = Duration::from_secs(10);
 
 /// Kills a daemon and everything that descends from it; returns handles that become readable when all are gone.
 pub(super) fn tree(daemon: &Identity) -> io::Result<Vec<OwnedFd>> {
@@ -67,9 +77,60 @@ pub(super) fn send(process: &OwnedFd, signal: Signal) -> io::Result<()> {
     }
 }
 
-/// Unmounts what a dead daemon left mounted below its cache, unless another daemon is in there. False in that case.
+/// Where runc keeps the state of containers, for root and without `XDG_RUNTIME_DIR`, as daemons are started.
+const RUNC: &str = "/run/runc";
+
+/// What we read of runc's `state.json`.
+#[derive(Debug, Deserialize)]
+struct Container {
+    init_process_pid: i32,
+    init_process_start: u64,
+    config: ContainerConfig,
+}
+
+#[derive(Debug, Deserialize)]
+struct ContainerConfig {
+    rootfs: PathBuf,
+}
+
+/// Kills the build steps that a dead daemon left running on its cache, and waits until they are gone. They are pid 1 of a
+/// pid namespace, so the kernel ends the rest of each with it.
+fn end_leftover_steps(runc: &Path, cache: &Path) -> io::Result<()> {
+    let entries = match std::fs::read_dir(runc) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    let mut ended = Vec::new();
+    for entry in entries {
+        // Other people's containers come and go, and their runc may write otherwise.
+        let Ok(Some(container)) = files::read::<Container>(&entry?.path().join("state.json")) else { continue };
+        if !container.config.rootfs.starts_with(cache) {
+            continue;
+        }
+        let step =
+            Identity { pid: container.init_process_pid, start: container.init_process_start, boot: String::new() };
+        if let Some(handle) = step.open()? {
+            tracing::info!(pid = step.pid, "ending a build step that outlived its daemon");
+            send(&handle, Signal::KILL)?;
+            ended.push(step);
+        }
+    }
+    let deadline = Instant::now() + LEFTOVERS;
+    for step in ended {
+        while step.lives("")? {
+            if Instant::now() > deadline {
+                return Err(io::Error::other(format!("build step {} does not end after SIGKILL", step.pid)));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    Ok(())
+}
+
+/// Ends and unmounts what a dead daemon left on its cache, unless another daemon is in there. False in that case.
 pub(super) fn unmount_leftovers(cache: &Path) -> io::Result<bool> {
     let Occupancy::Free(_held) = occupancy::keep_daemon_out(cache)? else { return Ok(false) };
+    end_leftover_steps(Path::new(RUNC), cache)?;
     for point in occupancy::mounts_below(cache)? {
         tracing::info!(point = %point.display(), "unmounting what a dead daemon left mounted");
         match unmount(&point, UnmountFlags::NOFOLLOW) {
@@ -81,4 +142,43 @@ pub(super) fn unmount_leftovers(cache: &Path) -> io::Result<bool> {
         }
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn only_the_steps_of_this_cache_are_ended() {
+        let (runc, cache) = (tempfile::tempdir().expect("a directory"), Path::new("/caches/p1/cache"));
+        let mut sleepers = Vec::new();
+        // The last was recorded for another process that had the number before.
+        for (id, rootfs, later) in [
+            ("ours", "/caches/p1/cache/executor/ours/rootfs", 0),
+            ("other", "/caches/p1/cache2/executor/other/rootfs", 0),
+            ("stale", "/caches/p1/cache/executor/stale/rootfs", 1),
+        ] {
+            let child = Command::new("sleep").arg("60").spawn().expect("started");
+            let pid = i32::try_from(child.id()).expect("a pid");
+            let start = proc::stat(pid).expect("read").expect("there").start + later;
+            let state = serde_json::json!({
+                "id": id, "init_process_pid": pid, "init_process_start": start, "config": {"rootfs": rootfs, "more": 1},
+            });
+            std::fs::create_dir(runc.path().join(id)).expect("made");
+            std::fs::write(runc.path().join(id).join("state.json"), state.to_string()).expect("written");
+            sleepers.push(child);
+        }
+        std::fs::create_dir(runc.path().join("damaged")).expect("made");
+        std::fs::write(runc.path().join("damaged/state.json"), "{").expect("written");
+        end_leftover_steps(runc.path(), cache).expect("ended");
+        let ended: Vec<bool> = sleepers.iter_mut().map(|child| child.try_wait().expect("asked").is_some()).collect();
+        for mut child in sleepers {
+            child.kill().expect("killed");
+            child.wait().expect("reaped");
+        }
+        assert_eq!(ended, [true, false, false]);
+        end_leftover_steps(Path::new("/nonexistent"), cache).expect("no runc, no steps");
+    }
 }

@@ -16,18 +16,20 @@
 //! kilnd's service must be `KillMode=process`, or the service manager ends the daemons with it.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::Key;
+use rustix::fs::{Mode, OFlags};
 use tokio::sync::broadcast;
 
 use self::instance::{Instances, error, refused};
 use self::proc::Identity;
 use self::watch::Watcher;
 use super::key_locks::KeyLocks;
+use super::occupancy::Held;
 use super::{InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound, files};
 
 mod instance;
@@ -63,11 +65,20 @@ pub struct ProcessRuntime {
     locks: KeyLocks,
     watcher: Watcher,
     events: broadcast::Sender<InstanceEvent>,
+    _held: Option<Held>,
 }
 
 impl ProcessRuntime {
     /// Finds the daemons that are running already and watches them. Must be called within a tokio runtime.
+    ///
+    /// It is the only one on its run directory for as long as it lives: a second kilnd there would take the daemons of
+    /// the first for its own, and stop them.
     pub async fn new(config: ProcessConfig) -> Result<Self, RuntimeError> {
+        Self::make(config, true).await
+    }
+
+    /// `alone`: refuse where there is another. Tests play two kilnds, one after the other, without an end of the first.
+    async fn make(config: ProcessConfig, alone: bool) -> Result<Self, RuntimeError> {
         let unavailable =
             |why: String, remedy: &str| RuntimeError::Unavailable { runtime: NAME, why, remedy: remedy.to_owned() };
         for (name, path) in [("buildkitd", &config.buildkitd), ("run_dir", &config.run_dir)] {
@@ -85,6 +96,7 @@ impl ProcessRuntime {
             }
             _ => {}
         }
+        let held = if alone { Some(hold(&config.run_dir)?) } else { None };
         let boot = proc::boot_id().map_err(|e| unavailable(format!("there is no boot id: {e}"), "mount /proc"))?;
         let (events, _) = broadcast::channel(EVENTS);
         let runtime = Self {
@@ -92,6 +104,7 @@ impl ProcessRuntime {
             locks: KeyLocks::default(),
             watcher: Watcher::new(events.clone()),
             events,
+            _held: held,
         };
         runtime.adopt().await?;
         Ok(runtime)
@@ -181,6 +194,20 @@ impl ProcessRuntime {
         }
         Ok(())
     }
+}
+
+/// A lock on the directory itself: the kernel releases it however we end.
+fn hold(run_dir: &Path) -> Result<Held, RuntimeError> {
+    let unavailable =
+        |why: String, remedy: &str| RuntimeError::Unavailable { runtime: NAME, why, remedy: remedy.into() };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let locked = rustix::fs::open(run_dir, flags, Mode::empty()).map_err(Into::into).and_then(Held::try_lock);
+    let locked = locked
+        .map_err(|e| unavailable(format!("{} cannot be locked: {e}", run_dir.display()), "name another run_dir"))?;
+    locked.ok_or_else(|| {
+        let why = format!("another kilnd uses {}", run_dir.display());
+        unavailable(why, "stop that one, or give this one a run_dir of its own")
+    })
 }
 
 #[async_trait]

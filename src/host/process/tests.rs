@@ -41,7 +41,7 @@ impl Lab {
     }
 
     async fn runtime(&self) -> ProcessRuntime {
-        ProcessRuntime::new(self.config.clone()).await.expect("a runtime")
+        ProcessRuntime::make(self.config.clone(), false).await.expect("a runtime")
     }
 
     fn spec(&self, key: &Key) -> InstanceSpec {
@@ -371,6 +371,16 @@ async fn a_run_directory_that_cannot_be_used_is_said() {
 }
 
 #[tokio::test]
+async fn a_run_directory_has_one_kilnd() {
+    let lab = Lab::new(STAND_IN);
+    let first = ProcessRuntime::new(lab.config.clone()).await.expect("a runtime");
+    let second = ProcessRuntime::new(lab.config.clone()).await.err().map(|e| e.to_string());
+    assert!(second.as_ref().is_some_and(|e| e.contains("another kilnd uses")), "{second:?}");
+    drop(first);
+    ProcessRuntime::new(lab.config.clone()).await.expect("it is free again");
+}
+
+#[tokio::test]
 async fn a_real_buildkitd_lives_dies_and_is_adopted() {
     let Some(buildkitd) = find_buildkitd() else {
         eprintln!("skipped: no buildkitd in $KILN_TEST_BUILDKITD or on $PATH, or not root");
@@ -378,7 +388,8 @@ async fn a_real_buildkitd_lives_dies_and_is_adopted() {
     };
     let lab = Lab::new(STAND_IN);
     let config = ProcessConfig { buildkitd, ..lab.config.clone() };
-    let (runtime, spec) = (ProcessRuntime::new(config.clone()).await.expect("a runtime"), lab.spec(&contract::key()));
+    let (runtime, spec) =
+        (ProcessRuntime::make(config.clone(), false).await.expect("a runtime"), lab.spec(&contract::key()));
     let socket = lab.directory.path().join("socket");
     let toml = format!("[grpc]\naddress = [\"unix://{}\"]\n[worker.containerd]\nenabled = false\n", socket.display());
     std::fs::write(spec.files.join("buildkitd.toml"), toml).expect("written");
@@ -390,7 +401,7 @@ async fn a_real_buildkitd_lives_dies_and_is_adopted() {
     eprintln!("buildkitd: start returned after {started:?}, serving after {:?}", began.elapsed());
     assert!(socket.exists() && spec.volume.join("buildkitd.lock").exists(), "it has the volume as its root");
 
-    let adopted = ProcessRuntime::new(config).await.expect("a runtime");
+    let adopted = ProcessRuntime::make(config, false).await.expect("a runtime");
     assert_eq!(adopted.start(&spec).await.expect("running"), incarnation);
     let began = std::time::Instant::now();
     adopted.stop(&spec, StopBound::Graceful(contract::PATIENCE)).await.expect("stopped");
