@@ -142,14 +142,14 @@ impl Worker {
                     None => self.waiters.push(Waiter::Route { token, reply }),
                 }
             }
-            Message::Connect { reply } => match self.routable() {
-                Some(warm) => self.connect(warm, reply),
-                None => {
-                    // As a route does: a start that outlasts this client's patience is for the client's next try.
-                    self.touch();
-                    self.waiters.push(Waiter::Connect { reply });
+            Message::Connect { reply } => {
+                if let Some(warm) = self.routable() {
+                    return self.connect(warm, reply);
                 }
-            },
+                // As a route does: a start that outlasts this client's patience is for the client's next try.
+                self.touch();
+                self.waiters.push(Waiter::Connect { reply });
+            }
             Message::Prewarm { spec, reply } => {
                 let answer = self.check_identity(&spec).map(|()| self.routable());
                 if answer.is_ok() {

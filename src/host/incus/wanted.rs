@@ -96,6 +96,8 @@ fn config(spec: &InstanceSpec, incus: &IncusConfig) -> Map {
     set(&format!("{MARK}key"), spec.key.to_string());
     set("security.privileged", "false".to_owned());
     set("security.nesting", "false".to_owned());
+    // Nothing in there asks Incus for anything.
+    set("security.guestapi", "false".to_owned());
     // Kiln alone starts instances: two starters race.
     set("boot.autostart", "false".to_owned());
     if !incus.resolvers.is_empty() {
@@ -228,6 +230,7 @@ mod tests {
         let made = creation(&spec(), &incus());
         assert_eq!(made["config"]["security.privileged"], "false");
         assert_eq!(made["config"]["security.nesting"], "false");
+        assert_eq!(made["config"]["security.guestapi"], "false");
         assert_eq!(made["devices"]["files"]["readonly"], "true");
         assert_eq!(made["start"], false);
     }

@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, getpgid, kill_process_group, pidfd_send_signal};
@@ -24,8 +24,8 @@ use super::proc::{self, Identity};
 use crate::host::files;
 use crate::host::occupancy::{self, Occupancy};
 
-/// How long what was killed may take to go.
-const LEFTOVERS: Duration = Duration::from_secs(10);
+/// How long each of what was killed may take to go.
+const LEFTOVERS: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Kills a daemon and everything that descends from it; returns handles that become readable when all are gone.
 pub(super) fn tree(daemon: &Identity) -> io::Result<Vec<OwnedFd>> {
@@ -112,16 +112,14 @@ fn end_leftover_steps(runc: &Path, cache: &Path) -> io::Result<()> {
         if let Some(handle) = step.open()? {
             tracing::info!(pid = step.pid, "ending a build step that outlived its daemon");
             send(&handle, Signal::KILL)?;
-            ended.push(step);
+            ended.push((step.pid, handle));
         }
     }
-    let deadline = Instant::now() + LEFTOVERS;
-    for step in ended {
-        while step.lives("")? {
-            if Instant::now() > deadline {
-                return Err(io::Error::other(format!("build step {} does not end after SIGKILL", step.pid)));
-            }
-            std::thread::sleep(Duration::from_millis(5));
+    for (pid, handle) in ended {
+        // A pidfd is readable once its process has ended.
+        let mut events = [PollFd::new(&handle, PollFlags::IN)];
+        if rustix::event::poll(&mut events, Some(&LEFTOVERS))? == 0 {
+            return Err(io::Error::other(format!("build step {pid} does not end after SIGKILL")));
         }
     }
     Ok(())
