@@ -16,7 +16,6 @@ use axum::extract::{Query, State, rejection::QueryRejection};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{self, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
-use kiln_domain::Timestamp;
 use kiln_wire::{ApiError, EventView};
 use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, broadcast};
@@ -26,6 +25,7 @@ use utoipa::IntoParams;
 
 use super::Api;
 use super::answers::JsonError;
+use crate::clock::rfc3339;
 use crate::store::{Event, Store};
 
 /// Rows read from the journal at once.
@@ -161,9 +161,4 @@ fn to_sse(event: Event) -> sse::Event {
 fn to_view(event: Event) -> EventView {
     let Event { id, at, key, kind, text } = event;
     EventView { id, at: rfc3339(at), key: key.map(String::from), kind, text }
-}
-
-/// What lies outside the calendar is shown as the epoch's milliseconds.
-fn rfc3339(at: Timestamp) -> String {
-    jiff::Timestamp::from_millisecond(at.as_millis()).map_or_else(|_| at.as_millis().to_string(), |at| at.to_string())
 }

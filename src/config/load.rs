@@ -108,10 +108,8 @@ impl Config {
         if let Some(domain) = self.gateway.domains.iter().find(|domain| !is_domain(domain)) {
             return value("gateway.domains", domain, "is not a DNS name");
         }
-        for (key, port) in [("buildkit.port", self.buildkit.port)] {
-            if port == 0 {
-                return value(key, &port, "give a port number");
-            }
+        if self.buildkit.port == 0 {
+            return value("buildkit.port", &self.buildkit.port, "give a port number");
         }
         for (key, span) in [
             ("api.route_wait", self.api.route_wait),

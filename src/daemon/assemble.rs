@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kiln_domain::Policy;
 use kiln_domain::lease::LeasePolicy;
@@ -65,6 +66,9 @@ pub enum StartError {
     #[error("cannot listen to signals")]
     Signal(#[source] io::Error),
 }
+
+/// By how much the projects give up before the gateway does: they can say what they waited for.
+const SAY_WHY: Duration = Duration::from_secs(1);
 
 /// A whole Kiln, not listening yet.
 pub struct Assembly {
@@ -166,7 +170,7 @@ fn projects_config(config: &Config) -> ProjectsConfig {
         },
         daemon_port: config.buildkit.port,
         route_wait: config.api.route_wait,
-        connect_wait: Limits::default().wake,
+        connect_wait: Limits::default().wake.saturating_sub(SAY_WHY),
         untrusted: Err(match config.runtime.kind {
             RuntimeKind::Process => "the process runtime cannot keep them apart from the host".to_owned(),
             RuntimeKind::Incus => "this version has no isolated forks yet".to_owned(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, ProjectRecord, Timestamp};
+use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, ProjectRecord};
 use kiln_wire::{Credential, LeaseView, ProjectView, RouteResponse};
 use thiserror::Error;
 use tokio::sync::{broadcast, oneshot};
@@ -17,7 +17,7 @@ use super::answer::{Addressing, Routed};
 use super::effects::{Effects, StepDeadlines};
 use super::messages::{Message, Refusal, Releasing, StopRefusal};
 use super::registry::{Registry, Shared, WorkerHandle};
-use crate::clock::Clock;
+use crate::clock::{Clock, rfc3339};
 use crate::entropy::{Entropy, NoEntropy};
 use crate::gateway::{Directory, Door, NoDoor};
 use crate::host::InstanceEvent;
@@ -357,9 +357,4 @@ impl Directory for Projects {
 
 fn lease_view(lease: &Lease) -> LeaseView {
     LeaseView { id: lease.token.as_str().to_owned(), created: rfc3339(lease.created), renewed: rfc3339(lease.renewed) }
-}
-
-/// RFC 3339 in UTC; the epoch for what no calendar holds.
-pub(crate) fn rfc3339(at: Timestamp) -> String {
-    jiff::Timestamp::from_millisecond(at.as_millis()).unwrap_or(jiff::Timestamp::UNIX_EPOCH).to_string()
 }
