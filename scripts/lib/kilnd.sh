@@ -39,8 +39,9 @@ find_busybox() {
 private_incus() {
     local init
     incus_install
-    incus_up "$PLACE/incus"
     need_packages btrfs-progs debootstrap nftables
+    echo "$KILN_TABLE" >"$PLACE/nft-table"
+    incus_up "$PLACE/incus"
     mkdir -p "$PLACE/btrfs"
     truncate -s 8G "$PLACE/btrfs.img"
     mkfs.btrfs -q "$PLACE/btrfs.img"
