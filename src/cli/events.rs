@@ -33,7 +33,7 @@ pub(super) async fn print(client: &Client, args: &EventsArgs) -> Result<(), CliE
                 json_line(&event)?;
             } else {
                 let key = event.key.as_deref().unwrap_or("-");
-                out(&format!("{}  {key:<17}  {:<10}  {}\n", event.at, event.kind, plain(&event.text)))?;
+                out(&format!("{:<24}  {key:<17}  {:<10}  {}\n", event.at, event.kind, plain(&event.text)))?;
             }
         }
     }

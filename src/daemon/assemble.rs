@@ -54,7 +54,9 @@ pub enum StartError {
         #[source]
         source: io::Error,
     },
-    #[error("there is no buildkitd on the PATH: install it, or name it in buildkit.buildkitd")]
+    #[error(
+        "there is no buildkitd on the PATH: build it with packaging/buildkit/build, and name it in buildkit.buildkitd"
+    )]
     NoBuildkitd,
     #[error(transparent)]
     Range(#[from] ParseRangeError),

@@ -53,7 +53,7 @@ struct Arguments {
     /// What runs the daemons.
     #[arg(long, value_enum)]
     runtime: Option<RuntimeKind>,
-    /// Check the configuration and print it whole, with its defaults.
+    /// Check the configuration and print it with its defaults.
     #[arg(long)]
     check: bool,
 }
