@@ -44,7 +44,7 @@ private_incus() {
     incus_up "$PLACE/incus"
     mkdir -p "$PLACE/btrfs"
     truncate -s 8G "$PLACE/btrfs.img"
-    mkfs.btrfs -q "$PLACE/btrfs.img"
+    mkfs.btrfs -q "$PLACE/btrfs.img" >/dev/null
     mount -o loop "$PLACE/btrfs.img" "$PLACE/btrfs"
     init=$(build_init)
     "$KILN_BIN/kiln" image build --buildkitd "$BUILDKIT_BIN/buildkitd" --init "$init" \
