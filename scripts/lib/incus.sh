@@ -50,23 +50,28 @@ _incus_add_backports() {
   _incus_apt update
 }
 
-_incus_candidate() { apt-cache policy "$1" 2>/dev/null | grep -q 'Candidate: [0-9]'; }
+# Not `grep -q` at a pipe's end: it leaves early, and under pipefail what apt-cache then dies of would count as a no.
+_incus_candidate() { [[ $(apt-cache policy "$1" 2>/dev/null) == *'Candidate: '[0-9]* ]]; }
+
+# `command -v` with many names is content with one.
+_incus_has() { local name; for name in "$@"; do command -v "$name" >/dev/null || return 1; done; }
 
 incus_install() {
-  local tools='nftables btrfs-progs iproute2 uidmap' package='' release=()
-  # shellcheck disable=SC2086
-  if _incus_daemon >/dev/null && command -v incus nft mkfs.btrfs ip newuidmap >/dev/null; then return 0; fi
+  local tools='nftables btrfs-progs iproute2 uidmap' packages=(incus) suite=''
+  if _incus_daemon >/dev/null && _incus_has incus nft mkfs.btrfs ip newuidmap; then return 0; fi
   _incus_candidate incus-base || _incus_candidate incus || _incus_apt update
   if ! _incus_candidate incus-base && ! _incus_candidate incus; then
     _incus_add_backports || return 1
     # shellcheck disable=SC1091
-    release=(-t "$(. /etc/os-release && printf '%s' "$VERSION_CODENAME")-backports")
+    suite=/$(. /etc/os-release && printf '%s' "$VERSION_CODENAME")-backports
   fi
-  if _incus_candidate incus-base; then package='incus-base incus-client'; else package=incus; fi
-  _incus_candidate incus-client || package=${package% incus-client}
-  _incus_say "installing $package $tools"
+  # Debian's `incus` is virtual machines too, with QEMU.
+  if _incus_candidate incus-base; then packages=(incus-base); fi
+  if _incus_candidate incus-client; then packages+=(incus-client); fi
+  _incus_say "installing ${packages[*]} $tools"
+  # NAME/SUITE and not -t SUITE, which would take systemd and iproute2 from the backports too.
   # shellcheck disable=SC2086
-  _incus_apt install --no-install-recommends -y "${release[@]}" $package &&
+  _incus_apt install --no-install-recommends -y "${packages[@]/%/$suite}" &&
     _incus_apt install --no-install-recommends -y $tools &&
     { _incus_daemon >/dev/null || _incus_die "the packages hold no incusd"; }
 }

@@ -40,11 +40,12 @@ find_busybox() {
 private_incus() {
     local init
     incus_install
-    incus_up "$PLACE/incus"
     need_packages btrfs-progs debootstrap nftables
+    echo "$KILN_TABLE" >"$PLACE/nft-table"
+    incus_up "$PLACE/incus"
     mkdir -p "$PLACE/btrfs"
     truncate -s 8G "$PLACE/btrfs.img"
-    mkfs.btrfs -q "$PLACE/btrfs.img"
+    mkfs.btrfs -q "$PLACE/btrfs.img" >/dev/null
     mount -o loop "$PLACE/btrfs.img" "$PLACE/btrfs"
     init=$(build_init)
     "$KILN_BIN/kiln" image build --buildkitd "$BUILDKIT_BIN/buildkitd" --init "$init" \

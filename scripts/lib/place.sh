@@ -3,7 +3,8 @@
 # was killed. Source this file after common.sh.
 #
 #   place_make PREFIX    removes what killed runs left, then makes PLACE
-#   place_remove [DIR]   ends every process that works in DIR (default: PLACE), unmounts, removes
+#   place_remove [DIR]   ends every process that works in DIR (default: PLACE), unmounts, removes; also the nftables table
+#                        `inet NAME` if DIR/nft-table holds a NAME
 
 # "PID START": no other process has both; nothing for a zombie. Not a lock: whatever a killed script started would hold
 # it on.
@@ -69,6 +70,10 @@ place_remove() {
     [[ -n $dir && -d $dir ]] || return 0
     if declare -F incus_down >/dev/null && [[ -d $dir/incus ]]; then incus_down "$dir/incus" || true; fi
     _place_end_processes "$dir"
+    # After kilnd, which would put it back.
+    if [[ -s $dir/nft-table ]] && type -P nft >/dev/null; then
+        nft delete table inet "$(cat "$dir/nft-table")" 2>/dev/null || true
+    fi
     # Deepest first. A loop device that mount made goes with its mount.
     while read -r mount; do
         umount -- "$mount" 2>/dev/null || umount -l -- "$mount" || true

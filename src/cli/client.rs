@@ -33,8 +33,8 @@ pub(super) enum ClientError {
     #[error("cannot set up an HTTP client")]
     Setup(#[source] reqwest::Error),
     #[error(
-        "kilnd is not running: nothing answers at {at}; start it with `systemctl start kilnd`, or say where it is with \
-         --socket or --url"
+        "kilnd is not running: nothing answers at {at}; start it (`kilnd`, or `systemctl start kilnd` where it is a \
+         service), or say where it is with --socket or --url"
     )]
     NotRunning { at: String, source: io::Error },
     #[error("kilnd's socket {at} is not open to this user; run as root, or join the socket's group")]

@@ -33,7 +33,7 @@ pub(super) async fn print(client: &Client, args: &EventsArgs) -> Result<(), CliE
                 json_line(&event)?;
             } else {
                 let key = event.key.as_deref().unwrap_or("-");
-                let line = format!("{}  {key:<17}  {:<10}  {}", event.at, event.kind, event.text);
+                let line = format!("{:<24}  {key:<17}  {:<10}  {}", event.at, event.kind, event.text);
                 out(&format!("{}\n", plain(&line)))?;
             }
         }

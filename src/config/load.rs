@@ -102,6 +102,11 @@ impl Config {
             }
             _ => {}
         }
+        if self.gateway.listen.ip().is_unspecified() && !self.gateway.resolvable {
+            let why = "clients are told this address: give one that they can reach, or names that they can resolve \
+                       (gateway.domains and gateway.resolvable)";
+            return value("gateway.listen", &self.gateway.listen, why);
+        }
         if self.gateway.domains.is_empty() {
             return value("gateway.domains", &self.gateway.domains, "name at least one domain");
         }
@@ -271,6 +276,7 @@ mod tests {
             ("[volumes]\nsize = '1MiB'", "volumes.size"),
             ("[volumes]\nsize = '60GB'", "size"),
             ("[buildkit]\nport = 0", "buildkit.port"),
+            ("[gateway]\nlisten = '0.0.0.0:1234'", "gateway.listen"),
         ] {
             let error = error(text, 0o600);
             assert!(error.contains(key) && !error.starts_with("accepted"), "of {text}: {error}");

@@ -38,6 +38,7 @@ pub struct Api {
     /// Unix socket; `None`: `<run_dir>/kiln.sock`.
     pub socket: Option<PathBuf>,
     /// TCP. Loopback only, whatever stands here, as long as no identity provider is configured (K9).
+    #[serde(with = "units::address")]
     pub listen: SocketAddr,
     /// How long `/route` waits for a daemon.
     #[serde(with = "units::duration")]
@@ -47,6 +48,7 @@ pub struct Api {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Gateway {
+    #[serde(with = "units::address")]
     pub listen: SocketAddr,
     /// Daemons are `buildkitd-<key>.<domain>`. The first is the one that answers name.
     pub domains: Vec<String>,

@@ -1,11 +1,52 @@
 //! Values with units, as people write them.
 
+use std::fmt;
+
+use serde::de::{Error, Visitor};
+
+/// Takes text only, and tells whoever writes something else, a number without its unit chiefly, what is wanted.
+struct Text(&'static str);
+
+impl Visitor<'_> for Text {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<String, E> {
+        Ok(text.to_owned())
+    }
+}
+
+/// `"127.0.0.1:8080"`.
+pub(super) mod address {
+    use std::net::SocketAddr;
+
+    use serde::{Deserializer, Serialize, Serializer, de::Error};
+
+    use super::Text;
+
+    pub(in crate::config) fn serialize<S: Serializer>(address: &SocketAddr, serializer: S) -> Result<S::Ok, S::Error> {
+        address.serialize(serializer)
+    }
+
+    pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+        let text = deserializer.deserialize_str(Text("an address and a port in quotes, as \"127.0.0.1:8080\""))?;
+        text.parse().map_err(|_| {
+            D::Error::custom(format!("{text:?} is not an address and a port; write them as \"127.0.0.1:8080\""))
+        })
+    }
+}
+
 /// `"15m"`, `"1h 30m"`, `"500ms"`.
 pub(super) mod duration {
     use std::time::Duration;
 
     use jiff::SignedDuration;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+    use serde::{Deserializer, Serialize, Serializer, de::Error};
+
+    use super::Text;
 
     pub(in crate::config) fn serialize<S: Serializer>(span: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         let span = SignedDuration::try_from(*span).map_err(serde::ser::Error::custom)?;
@@ -13,7 +54,7 @@ pub(super) mod duration {
     }
 
     pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        let text = deserializer.deserialize_str(Text("a duration in quotes, as \"15m\""))?;
         let span: SignedDuration = text
             .parse()
             .map_err(|_| D::Error::custom(format!("{text:?} is not a duration; write \"15m\", \"2h\" or \"30s\"")))?;
@@ -23,7 +64,9 @@ pub(super) mod duration {
 
 /// `"20GiB"`, `"512MiB"`, `"4096"`.
 pub(super) mod bytes {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+    use serde::{Deserializer, Serialize, Serializer, de::Error};
+
+    use super::Text;
 
     const UNITS: [(&str, u32); 5] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("B", 0)];
 
@@ -52,7 +95,7 @@ pub(super) mod bytes {
     }
 
     pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        let text = deserializer.deserialize_str(Text("a size in quotes, as \"20GiB\""))?;
         parse(&text).ok_or_else(|| {
             D::Error::custom(format!("{text:?} is not a size; write \"20GiB\", \"512MiB\" or \"4096B\""))
         })

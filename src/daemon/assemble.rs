@@ -59,10 +59,14 @@ pub enum StartError {
         #[source]
         source: io::Error,
     },
-    #[error("there is no buildkitd on the PATH: install it, or name it in buildkit.buildkitd")]
+    #[error(
+        "there is no buildkitd on the PATH: build it with packaging/buildkit/build, and name it in buildkit.buildkitd"
+    )]
     NoBuildkitd,
     #[error(transparent)]
     Range(#[from] ParseRangeError),
+    #[error("{part} ended by a fault of its own, so kilnd ends too: start it again, and report the panic in its log")]
+    Broken { part: &'static str },
     #[error("cannot listen to signals")]
     Signal(#[source] io::Error),
 }

@@ -53,7 +53,7 @@ struct Arguments {
     /// What runs the daemons.
     #[arg(long, value_enum)]
     runtime: Option<RuntimeKind>,
-    /// Check the configuration and print it whole, with its defaults.
+    /// Check the configuration and print it with its defaults.
     #[arg(long)]
     check: bool,
 }
@@ -112,22 +112,30 @@ async fn run(config: &Config) -> Result<(), StartError> {
             "no identity provider is configured, so the API listens on loopback only");
     }
 
-    let heart = projects.start(shutdown.clone()).await.map_err(StartError::TakeUp)?;
-    let gateway = tokio::spawn(Arc::clone(&gateway).serve(gateway_door, shutdown.clone()));
-    let api = tokio::spawn(api::serve(doors, Api::new(Arc::new(projects), store), shutdown.clone()));
+    let mut heart = projects.start(shutdown.clone()).await.map_err(StartError::TakeUp)?;
+    let mut gateway = tokio::spawn(Arc::clone(&gateway).serve(gateway_door, shutdown.clone()));
+    let mut api = tokio::spawn(api::serve(doors, Api::new(Arc::new(projects), store), shutdown.clone()));
     tracing::info!(api = %tcp, socket = %config.socket().display(), gateway = %config.gateway.listen,
         runtime = ?config.runtime.kind, "kilnd is ready");
 
     let (mut terminate, mut interrupt) = signals;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+    // A part that ends by itself has panicked: half a Kiln is worse than one that is started again.
+    let broken = tokio::select! {
+        _ = terminate.recv() => None,
+        _ = interrupt.recv() => None,
+        _ = &mut heart => Some("the projects"),
+        _ = &mut gateway => Some("the gateway"),
+        _ = &mut api => Some("the API"),
+    };
     tracing::info!("shutting down: the daemons go on");
     shutdown.cancel();
     // Each ends within a bound of its own; a panic in one is in the log already.
-    let _ = tokio::join!(api, gateway, heart);
-    Ok(())
+    for part in [heart, gateway, api] {
+        if !part.is_finished() {
+            let _ = part.await;
+        }
+    }
+    broken.map_or(Ok(()), |part| Err(StartError::Broken { part }))
 }
 
 fn on_signal(kind: SignalKind) -> Result<tokio::signal::unix::Signal, StartError> {

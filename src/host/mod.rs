@@ -32,6 +32,7 @@ mod key_locks;
 pub mod network;
 mod occupancy;
 pub mod process;
+mod stack;
 pub mod volumes;
 
 /// What an object carries so that the database can be rebuilt from the host (K5): name → value. Names are plain words

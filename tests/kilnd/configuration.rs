@@ -28,7 +28,9 @@ fn unknown_keys_are_named_with_those_there_are() {
 fn values_of_another_kind_are_named() {
     refused("[policy]\nidle_window = 'soon'\n", 0o600, &["line 2", "idle_window"]);
     refused("[buildkit]\nport = 'eighty'\n", 0o600, &["line 2", "port"]);
-    refused("[api]\nlisten = 'localhost'\n", 0o600, &["line 2", "listen"]);
+    refused("[api]\nlisten = 'localhost'\n", 0o600, &["line 2", "listen", "127.0.0.1:8080"]);
+    refused("[policy]\nidle_window = 15\n", 0o600, &["line 2", "idle_window", "\"15m\""]);
+    refused("[volumes]\nsize = 20\n", 0o600, &["line 2", "size", "\"20GiB\""]);
     refused("[api\n", 0o600, &["line 1"]);
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 
 use super::client::{ApiError, Client};
+use crate::host::stack::without_stack;
 
 /// Enough for a refusal and what led to it.
 const BYTES: usize = 16 * 1024;
@@ -54,6 +55,7 @@ fn tidy(log: &str) -> String {
         }
     }
     let lines: Vec<&str> = plain.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
+    let lines = without_stack(lines);
     lines[lines.len().saturating_sub(LINES)..].join("\n")
 }
 

@@ -5,6 +5,7 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 
 use super::record::Desk;
+use crate::host::stack::without_stack;
 
 /// A log that has grown beyond this is set aside. A week of an idle daemon is a few KiB; this is a month of a busy one.
 const MAX_BYTES: u64 = 8 << 20;
@@ -51,6 +52,7 @@ pub(super) fn last_words(desk: &Desk) -> io::Result<String> {
         text.lines().map(|line| line.chars().filter(|c| !c.is_control() || *c == '\t').collect()).collect();
     // The first of a longer log was cut somewhere.
     let lines = if start > 0 { lines.get(1..).unwrap_or_default() } else { &lines[..] };
+    let lines = without_stack(lines.to_vec());
     Ok(lines[lines.len().saturating_sub(LAST_LINES)..].join("\n"))
 }
 
