@@ -32,7 +32,7 @@ use serde_json::{Value, json};
 use tokio::sync::{OnceCell, broadcast};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::network::{Network, NetworkError, Reach};
+use super::network::{Network, NetworkError};
 use super::{InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
 use crate::causes::in_one_line;
 use client::{ApiError, Client, status};
@@ -40,6 +40,7 @@ use wanted::Found;
 
 pub(crate) mod client;
 mod events;
+mod guard;
 mod prepare;
 mod wanted;
 mod words;
@@ -87,9 +88,9 @@ pub struct IncusRuntime {
     client: Client,
     network: Arc<Network>,
     /// Set once the project is there and the table is in force.
-    prepared: OnceCell<()>,
+    prepared: Arc<OnceCell<()>>,
     events: broadcast::Sender<InstanceEvent>,
-    _follower: AbortOnDropHandle<()>,
+    _tasks: [AbortOnDropHandle<()>; 2],
 }
 
 impl IncusRuntime {
@@ -102,7 +103,10 @@ impl IncusRuntime {
         let (events, _) = broadcast::channel(EVENTS);
         let follower = events::follow(config.socket.clone(), config.project.clone(), events.clone());
         let follower = AbortOnDropHandle::new(tokio::spawn(follower));
-        Ok(Self { config, client, network, prepared: OnceCell::new(), events, _follower: follower })
+        let prepared = Arc::new(OnceCell::new());
+        let guard = guard::stand(client.clone(), Arc::clone(&network), Arc::clone(&prepared));
+        let tasks = [follower, AbortOnDropHandle::new(tokio::spawn(guard))];
+        Ok(Self { config, client, network, prepared, events, _tasks: tasks })
     }
 
     /// As [`IncusRuntime::new`], and says at once if Incus lacks something.
@@ -116,27 +120,9 @@ impl IncusRuntime {
         let preparing = async {
             prepare::prepare(&self.client, &self.config).await?;
             prepare::pool(&self.client, &self.config).await?;
-            self.network.ensure().await.map_err(|e| closed("prepare", &self.config.project, &e))?;
-            // The table may have been lost with the instances still running: say again who may reach what.
-            for found in self.all().await? {
-                if let (Some(key), Some(address), true) = (found.key(), found.address(), is_up(found.status_code)) {
-                    self.admit(&key, address).await?;
-                }
-            }
-            Ok(())
+            guard::put_in_force(&self.client, &self.network).await
         };
         self.prepared.get_or_try_init(|| preparing).await.copied()
-    }
-
-    async fn admit(&self, key: &Key, address: std::net::Ipv4Addr) -> Result<(), RuntimeError> {
-        // A fork runs code that nobody has vouched for.
-        let reach = if key.is_fork() { Reach::Confined } else { Reach::Public };
-        self.network.admit(address, reach).await.map_err(|e| closed("start", &key.daemon_name(), &e))
-    }
-
-    async fn all(&self) -> Result<Vec<Found>, RuntimeError> {
-        let found = self.client.get("/1.0/instances?recursion=1").await;
-        found.map_err(|error| failure("list", "instances", error))
     }
 
     async fn find(&self, spec: &InstanceSpec) -> Result<Option<Found>, RuntimeError> {
@@ -208,7 +194,7 @@ impl Runtime for IncusRuntime {
 
     async fn list(&self) -> Result<Vec<Key>, RuntimeError> {
         self.prepared().await?;
-        Ok(self.all().await?.iter().filter_map(Found::key).collect())
+        Ok(guard::all(&self.client).await?.iter().filter_map(Found::key).collect())
     }
 
     async fn create(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
@@ -241,7 +227,7 @@ impl Runtime for IncusRuntime {
         }
         // What the console kept of an earlier life is not this one's last words.
         let path = path_of(spec);
-        let admission = self.admit(&spec.key, *spec.address.ip());
+        let admission = guard::admit(&self.network, &spec.key, *spec.address.ip());
         let (admitted, ()) = tokio::join!(admission, words::forget(&self.client, &path));
         admitted?;
         let mut outcome = self.try_start(spec).await;
