@@ -64,6 +64,7 @@ impl Lab {
             files,
             limits: Limits { memory_bytes: Some(1 << 30), cpus: Some(1), processes: Some(2000) },
         };
+        self.runtime.stop(&spec, StopBound::Force).await.expect("nothing runs of an earlier run");
         self.runtime.destroy(&spec).await.expect("nothing is left of an earlier run");
         self.made.push(spec.clone());
         spec
@@ -116,6 +117,7 @@ impl Lab {
 
     async fn done(self) {
         for spec in &self.made {
+            self.runtime.stop(spec, StopBound::Force).await.expect("stopped");
             self.runtime.destroy(spec).await.expect("destroyed");
             assert_eq!(self.state(spec).await, InstanceState::Absent);
             self.runtime.destroy(spec).await.expect("destroyed twice");
@@ -269,6 +271,7 @@ async fn what_is_half_made_is_never_started() {
 
     let mut other = spec.clone();
     other.limits.memory_bytes = Some(2 << 30);
+    lab.runtime.stop(&spec, StopBound::Force).await.expect("stopped");
     lab.runtime.destroy(&spec).await.expect("destroyed");
     lab.runtime.create(&spec).await.expect("created");
     assert!(matches!(lab.state(&other).await, InstanceState::HalfMade { .. }), "other limits are a difference");

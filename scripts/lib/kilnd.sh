@@ -11,6 +11,7 @@
 #   kiln WORD...                     the client, of the kilnd that was started last
 #   field NAME                       the first value of that name in JSON on stdin
 #   project KEY NAME                 what `kiln show` says
+#   is_quiet KEY                     nobody is connected to it
 #   await SECONDS WORD...            waits until the command succeeds; fails at the deadline
 #
 # Set before: KILN_RANGE, the middle number of the daemons' addresses (127.RANGE.0.0/16, 10.RANGE.0.0/16), and
@@ -66,8 +67,8 @@ kilnd_config() {
     home=$(dirname -- "$file")
     volumes=$home/volumes
     [[ $runtime == process ]] || engine=btrfs volumes=$PLACE/btrfs/${home##*/} addresses=10.$KILN_RANGE.0.0/16
-    mkdir -p "$home/state" "$home/run" "$home/logs" "$volumes"
-    chmod 700 "$home/state"
+    mkdir -p "$home/run" "$home/logs" "$volumes"
+    [[ -d $home/state ]] || mkdir -m 0700 "$home/state"
     cat >"$file" <<TOML
 state_dir = "$home/state"
 run_dir = "$home/run"
@@ -131,6 +132,8 @@ kiln() { "$KILN_BIN/kiln" --socket "$_kilnd_home/run/kiln.sock" "$@"; }
 field() { sed -nE "s/.*\"$1\": *\"?([^\",]*).*/\1/p" | head -n 1; }
 
 project() { kiln show "$1" --json | field "$2"; }
+
+is_quiet() { [[ $(project "$1" connections) == 0 ]]; }
 
 await() {
     local end=$(($(now_ms) + $1 * 1000))

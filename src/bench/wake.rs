@@ -38,10 +38,7 @@ impl WakeBench {
         let config = Config::load(Some(&self.config), &Overrides::default())?;
         let Assembly { projects, effects, store, .. } = assemble(&config).await?;
         let running = CancellationToken::new();
-        let heart = tokio::spawn({
-            let (projects, running) = (projects.clone(), running.clone());
-            async move { projects.run(running).await }
-        });
+        let heart = projects.start(running.clone()).await?;
         let identity = BuildSpec::new("bench/wake", "", "", "amd64");
         let identity = identity.map_err(|error| BenchError::Unexpected(error.to_string()))?;
         let key = Key::of(&identity);

@@ -42,7 +42,7 @@ pub enum Capacity {
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ConfigError {
-    #[error("{bytes} bytes are too few for a cache: give it at least {} MiB", SMALLEST >> 20)]
+    #[error("{bytes} bytes are too few for a cache: put the volumes where there are at least {} MiB", SMALLEST >> 20)]
     TooSmall { bytes: u64 },
     #[error("{0:?} cannot be written into buildkitd.toml: use a path of UTF-8 text")]
     NotText(PathBuf),

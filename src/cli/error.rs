@@ -1,7 +1,6 @@
 //! What can go wrong for a user of the command, and the exit code it ends with.
 
 use std::error::Error;
-use std::fmt::Write as _;
 use std::io;
 use std::path::PathBuf;
 
@@ -10,6 +9,7 @@ use thiserror::Error;
 
 use super::client::ClientError;
 use super::identity::IdentityError;
+use crate::causes::in_one_line;
 
 /// From sysexits.h.
 pub(super) const USAGE: u8 = 64;
@@ -71,12 +71,6 @@ impl CliError {
 }
 
 /// The error and what caused it, on one line.
-pub(super) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let _ = write!(text, ": {error}");
-        cause = error.source();
-    }
-    text.trim_end().replace('\n', " | ")
+pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
+    in_one_line(error).trim_end().replace('\n', " | ")
 }

@@ -89,6 +89,9 @@ impl Config {
                 return value(key, path, "give an absolute path");
             }
         }
+        if self.run_dir.as_os_str().len() > LONGEST_RUN_DIR {
+            return value("run_dir", &self.run_dir, "is too long to hold the daemons' sockets: at most 48 bytes");
+        }
         let addresses = self.addresses();
         match self.runtime.kind {
             RuntimeKind::Process if !addresses.is_loopback() => {
@@ -131,6 +134,10 @@ impl Config {
 }
 
 const MIN_VOLUME: u64 = 1 << 30;
+
+/// What buildkitd's own socket leaves of `sun_path`'s 108 bytes (see `buildkit::toml`), less `/daemons/` and the longest
+/// key.
+const LONGEST_RUN_DIR: usize = 48;
 
 /// `line 3, idle_window: `, of a byte's offset.
 fn place(text: &str, at: usize) -> String {
@@ -253,6 +260,7 @@ mod tests {
     fn contradictions_are_named() {
         for (text, key) in [
             ("state_dir = 'relative'", "state_dir"),
+            ("run_dir = '/run/a/directory/whose/name/is/so/long/that/no/socket/fits'", "run_dir"),
             ("[buildkit]\nbuildkitd = 'buildkitd'", "buildkit.buildkitd"),
             ("[runtime]\naddresses = '127.0.0.9'", "addresses"),
             ("[runtime]\naddresses = '10.0.0.0/16'", "runtime.addresses"),

@@ -164,7 +164,7 @@ const fn range(network: Ipv4Addr) -> AddressRange {
     }
 }
 
-const MINUTE: Duration = Duration::from_secs(60);
+const MINUTE: Duration = Duration::from_mins(1);
 
 impl Default for Config {
     fn default() -> Self {

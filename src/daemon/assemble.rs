@@ -27,7 +27,7 @@ use crate::projects::{
     Addressing, DaemonPaths, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects, ProjectsConfig,
     StepDeadlines,
 };
-use crate::store::{OpenError, Store};
+use crate::store::{OpenError, Store, StoreError};
 
 /// Why kilnd does not start. Each text says what to do.
 #[derive(Debug, Error)]
@@ -40,6 +40,8 @@ pub enum StartError {
     },
     #[error(transparent)]
     Store(#[from] OpenError),
+    #[error("cannot take up the projects of the last run")]
+    TakeUp(#[source] StoreError),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     #[error(transparent)]
@@ -199,14 +201,14 @@ async fn volume_engine(config: &Config) -> Result<Arc<dyn VolumeEngine>, StartEr
 }
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), StartError> {
-    let created = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
-    created
-        .map_err(|source| match source.kind() {
+    fs::DirBuilder::new().recursive(true).mode(mode).create(path).map_err(|error| {
+        let source = match error.kind() {
             // Of a directory that exists there would be no error.
             io::ErrorKind::AlreadyExists => io::ErrorKind::NotADirectory.into(),
-            _ => source,
-        })
-        .map_err(|source| StartError::Directory { path: path.to_owned(), source })
+            _ => error,
+        };
+        StartError::Directory { path: path.to_owned(), source }
+    })
 }
 
 /// `None` where it cannot be told: then the volume's own size is all that is known.

@@ -112,10 +112,7 @@ async fn run(config: &Config) -> Result<(), StartError> {
             "no identity provider is configured, so the API listens on loopback only");
     }
 
-    let heart = tokio::spawn({
-        let (projects, shutdown) = (projects.clone(), shutdown.clone());
-        async move { projects.run(shutdown).await }
-    });
+    let heart = projects.start(shutdown.clone()).await.map_err(StartError::TakeUp)?;
     let gateway = tokio::spawn(Arc::clone(&gateway).serve(gateway_door, shutdown.clone()));
     let api = tokio::spawn(api::serve(doors, Api::new(Arc::new(projects), store), shutdown.clone()));
     tracing::info!(api = %tcp, socket = %config.socket().display(), gateway = %config.gateway.listen,

@@ -3,7 +3,8 @@
 //! * [`Runtime`] runs instances: one per key, each holding one buildkitd. Two kinds: [`incus`] (unprivileged system
 //!   containers; the production home) and [`process`] (a child process; the embedded default, no isolation).
 //! * [`volumes::VolumeEngine`] keeps caches. Engines: `dir`, `btrfs`.
-//! * [`fake`] and [`volumes::fake`] are models of both in memory. The contract tests hold models and real ones to the same.
+//! * `fake` and `volumes::fake`, for tests, are models of both in memory. Contract tests (`contract`, `volumes::contract`)
+//!   hold models and real ones to the same.
 //! * [`network`] is the `inet kiln` nftables table that is in force before the first instance.
 //!
 //! Promises: every method is idempotent, names its objects from the key, has a deadline of its own and says in its
@@ -23,6 +24,7 @@ use tokio::sync::broadcast;
 
 #[cfg(test)]
 pub(crate) mod contract;
+#[cfg(test)]
 pub mod fake;
 mod files;
 pub mod incus;

@@ -3,7 +3,7 @@
 use kiln_domain::{Key, LeaseToken};
 use kiln_wire::{Credential, RouteResponse};
 
-use super::waiting::{Undelivered, Warm};
+use super::messages::{Undelivered, Warm};
 
 /// How clients reach daemons.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,13 +10,13 @@ use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, Projec
 use kiln_wire::{Credential, LeaseView, ProjectView, RouteResponse};
 use thiserror::Error;
 use tokio::sync::{broadcast, oneshot};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressing, Routed};
 use super::effects::{Effects, StepDeadlines};
+use super::messages::{Message, Refusal, StopRefusal};
 use super::registry::{Registry, Shared, WorkerHandle};
-use super::waiting::Refusal;
-use super::worker::{Message, StopRefusal};
 use crate::clock::Clock;
 use crate::entropy::{Entropy, NoEntropy};
 use crate::gateway::{Directory, Door, NoDoor};
@@ -121,18 +121,19 @@ impl Projects {
         Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), pki, entropy }
     }
 
-    /// Takes up what was going on when Kiln last ran, then listens to the runtime until `shutdown`.
-    pub async fn run(&self, shutdown: CancellationToken) -> Result<(), StoreError> {
+    /// Takes up what was going on when Kiln last ran, and listens to the runtime until `shutdown` in a task of its own.
+    ///
+    /// To be awaited before the first request is answered: it may be the end of a build whose lease was made before.
+    pub async fn start(&self, shutdown: CancellationToken) -> Result<JoinHandle<()>, StoreError> {
         // Before the first look, so that nothing that happens after it goes unheard.
         let events = self.shared.effects.events();
         for record in self.shared.store.active_projects().await? {
-            self.registry.worker(&self.shared, &record.key, None).await?;
+            self.registry.spawn(&self.shared, &record.key);
         }
-        tokio::select! {
-            () = self.listen(events) => {}
-            () = shutdown.cancelled() => {}
-        }
-        Ok(())
+        let projects = self.clone();
+        Ok(tokio::spawn(async move {
+            shutdown.run_until_cancelled(projects.listen(events)).await;
+        }))
     }
 
     async fn listen(&self, mut events: broadcast::Receiver<InstanceEvent>) {
@@ -156,9 +157,8 @@ impl Projects {
         let token = LeaseToken::from_random(self.entropy.token()?);
         for _ in 0..TRIES {
             let worker = self.worker(&key, &spec).await?;
-            let lease = Lease::new(token.hash(), self.shared.clock.now());
             let (reply, answer) = oneshot::channel();
-            if worker.mailbox.send(Message::Route { spec: spec.clone(), lease, reply }).await.is_err() {
+            if worker.mailbox.send(Message::Route { spec: spec.clone(), token: token.hash(), reply }).await.is_err() {
                 continue;
             }
             let granted = match self.wait(&worker, self.config.route_wait, answer).await? {
@@ -200,7 +200,11 @@ impl Projects {
         if worker.mailbox.send(message).await.is_err() {
             return Ok(false);
         }
-        answer.await.unwrap_or(Ok(false))
+        // A worker that went away had no lease left.
+        match answer.await {
+            Ok(Some(released)) => released.await,
+            Ok(None) | Err(_) => Ok(false),
+        }
     }
 
     pub async fn stop(&self, key: &Key) -> Result<(), StopError> {
@@ -264,7 +268,8 @@ impl Projects {
             Ok(answer) => Ok(answer.ok()),
             Err(_elapsed) => {
                 let status = worker.status.borrow().clone();
-                let phase = status.step.map_or_else(|| status.phase.to_string(), |s| format!("busy with: {s}"));
+                let standing = || status.phase.map_or_else(|| "not looked at".to_owned(), |phase| phase.to_string());
+                let phase = status.step.map_or_else(standing, |step| format!("busy with: {step}"));
                 Err(RouteError::NotReady { after, phase, reason: status.reason })
             }
         }
@@ -291,7 +296,7 @@ impl Projects {
     fn view(&self, record: &ProjectRecord, leases: &[Lease]) -> ProjectView {
         let worker = self.registry.get(&record.key);
         let status = worker.as_ref().map(|worker| worker.status.borrow().clone());
-        let phase = status.as_ref().map_or(&record.phase, |status| &status.phase);
+        let phase = status.as_ref().and_then(|status| status.phase.as_ref()).unwrap_or(&record.phase);
         let connections = worker.as_ref().map_or(0, |worker| worker.connections.count());
         ProjectView {
             key: record.key.to_string(),

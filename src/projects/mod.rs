@@ -12,7 +12,7 @@
 //! | `handle.rs` | [`Projects`]: route, prewarm, complete, connect, stop, show |
 //! | `registry.rs` | key → worker |
 //! | `worker.rs` | the loop of one project |
-//! | `waiting.rs` | who waits for a daemon, and what they get |
+//! | `messages.rs` | what a worker is told, who waits for its daemon, and what they get |
 //! | `effects.rs` | [`Effects`]: what a worker may do to the host |
 //! | `host_effects.rs` | its implementation on the real host |
 //! | `model.rs` | its implementation on a model host |
@@ -23,9 +23,9 @@ mod answer;
 mod effects;
 mod handle;
 mod host_effects;
+mod messages;
 pub mod model;
 mod registry;
-mod waiting;
 mod worker;
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::plan::{FilesSeen, InstanceSeen, Observed, Step, VolumeSeen};
@@ -21,6 +22,8 @@ pub enum Mood {
     Failing(Step),
     /// The step succeeds and its answer is lost.
     Lossy(Step),
+    /// The step succeeds, and the daemon dies while the answer is on its way; then it obeys again.
+    FatalOnce(Step),
 }
 
 #[derive(Debug)]
@@ -95,6 +98,37 @@ impl Effects for ModelEffects {
         if let Ok(permit) = self.gate.acquire().await {
             permit.forget();
         }
+        let outcome = self.carry_out(step, record);
+        if self.is_fatal(step) {
+            self.kill(&record.key);
+            tokio::time::sleep(Self::ON_ITS_WAY).await;
+        }
+        outcome
+    }
+
+    async fn last_words(&self, _record: &ProjectRecord) -> String {
+        String::new()
+    }
+
+    fn events(&self) -> broadcast::Receiver<InstanceEvent> {
+        self.events.subscribe()
+    }
+}
+
+impl ModelEffects {
+    /// Long enough for an event to be heard first.
+    const ON_ITS_WAY: Duration = Duration::from_millis(20);
+
+    fn is_fatal(&self, step: Step) -> bool {
+        let mut host = self.host();
+        let fatal = host.mood == Mood::FatalOnce(step);
+        if fatal {
+            host.mood = Mood::Obedient;
+        }
+        fatal
+    }
+
+    fn carry_out(&self, step: Step, record: &ProjectRecord) -> Result<Option<String>, EffectError> {
         let mut host = self.host();
         let failed = || {
             let instance = record.key.daemon_name();
@@ -110,13 +144,5 @@ impl Effects for ModelEffects {
         });
         host.seen.entry(record.key.clone()).or_insert(NOTHING).apply(step, incarnation.clone());
         if host.mood == Mood::Lossy(step) { failed() } else { Ok(incarnation) }
-    }
-
-    async fn last_words(&self, _record: &ProjectRecord) -> String {
-        String::new()
-    }
-
-    fn events(&self) -> broadcast::Receiver<InstanceEvent> {
-        self.events.subscribe()
     }
 }

@@ -2,19 +2,23 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use kiln_domain::{AddressPool, BuildSpec, Key, Policy};
+use kiln_domain::{AddressPool, BuildSpec, Key, Lease, Policy, ProjectRecord};
 use tokio::sync::{mpsc, watch};
 
 use super::effects::{Effects, StepDeadlines};
-use super::waiting::Connections;
-use super::worker::{Message, Status, Worker};
+use super::messages::{Connections, Message, Status};
+use super::worker::Worker;
 use crate::clock::Clock;
 use crate::store::{Store, StoreError};
 
 /// Requests that may wait in a worker's mailbox. A worker empties it without waiting for the host, so that this is
 /// reached only when requests come faster than the store takes leases; then callers wait their turn here.
 const MAILBOX_DEPTH: usize = 1024;
+
+/// Before a record is read again whose reading only had to wait too long for its turn.
+const READ_AGAIN: Duration = Duration::from_secs(1);
 
 /// What every worker needs.
 pub(super) struct Shared {
@@ -93,13 +97,14 @@ impl Registry {
         Ok(known.then(|| self.spawn(shared, key)))
     }
 
-    fn spawn(&self, shared: &Arc<Shared>, key: &Key) -> WorkerHandle {
+    /// The worker of a project that is in the store.
+    pub(super) fn spawn(&self, shared: &Arc<Shared>, key: &Key) -> WorkerHandle {
         let mut workers = self.workers();
         if let Some(worker) = workers.get(key) {
             return worker.clone();
         }
         let (own_mailbox, mailbox) = mpsc::channel(MAILBOX_DEPTH);
-        let unread = Status { phase: kiln_domain::Phase::Idle, reason: String::new(), step: Some("read its record") };
+        let unread = Status { phase: None, reason: String::new(), step: Some("read its record") };
         let (status, seen) = watch::channel(unread);
         let connections = Connections::default();
         let worker = WorkerHandle { mailbox: own_mailbox.clone(), status: seen, connections: connections.clone() };
@@ -110,19 +115,44 @@ impl Registry {
     }
 
     async fn live(self, shared: Arc<Shared>, key: Key, desk: Desk) {
+        let _entry = Entry { registry: self.clone(), key: key.clone(), mailbox: desk.own_mailbox.clone() };
+        match read(&shared, &key).await {
+            Ok(Some((record, leases))) => Worker::new(shared, self, desk, record, leases).work().await,
+            // Whoever waits sees its reply dropped and asks again.
+            Ok(None) => {}
+            Err(error) => tracing::error!(%key, %error, "cannot read a project"),
+        }
+    }
+}
+
+async fn read(shared: &Shared, key: &Key) -> Result<Option<(ProjectRecord, Vec<Lease>)>, StoreError> {
+    loop {
         let read = async {
-            let record = shared.store.project(&key).await?;
-            let leases = shared.store.leases(&key).await?;
+            let record = shared.store.project(key).await?;
+            let leases = shared.store.leases(key).await?;
             Ok::<_, StoreError>(record.map(|record| (record, leases)))
         };
         match read.await {
-            Ok(Some((record, leases))) => Worker::new(shared, self, desk, record, leases).work().await,
-            // Whoever waits sees its reply dropped and asks again.
-            Ok(None) => drop(self.workers().remove(&key)),
-            Err(error) => {
-                tracing::error!(%key, %error, "cannot read a project");
-                self.workers().remove(&key);
-            }
+            // Thousands of workers begin at once after a restart, and each of them has leases to look after.
+            Err(error) if error.is_retryable() => tokio::time::sleep(READ_AGAIN).await,
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Takes a worker out of the registry at its end, whichever: one that panicked must not lock its project up.
+struct Entry {
+    registry: Registry,
+    key: Key,
+    mailbox: mpsc::Sender<Message>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut workers = self.registry.workers();
+        // One that found nothing left to do has gone already, and its place may be another's.
+        if workers.get(&self.key).is_some_and(|worker| worker.mailbox.same_channel(&self.mailbox)) {
+            workers.remove(&self.key);
         }
     }
 }

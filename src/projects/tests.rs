@@ -39,14 +39,18 @@ impl Drop for Bench {
 
 impl Bench {
     fn new(effects: ModelEffects) -> Self {
-        Self::with_window(effects, Duration::from_secs(900))
+        Self::with_policy(effects, POLICY)
     }
 
     fn with_window(effects: ModelEffects, idle_window: Duration) -> Self {
-        Self::on(TempDir::new().expect("a directory"), Arc::new(effects), idle_window)
+        Self::with_policy(effects, Policy { idle_window, ..POLICY })
     }
 
-    fn on(dir: TempDir, effects: Arc<ModelEffects>, idle_window: Duration) -> Self {
+    fn with_policy(effects: ModelEffects, policy: Policy) -> Self {
+        Self::on(TempDir::new().expect("a directory"), Arc::new(effects), policy)
+    }
+
+    fn on(dir: TempDir, effects: Arc<ModelEffects>, policy: Policy) -> Self {
         let store = Store::open(&dir.path().join("kiln.db")).expect("a database");
         let foundations = Foundations {
             store,
@@ -55,11 +59,11 @@ impl Bench {
             clock: Arc::new(SystemClock),
             entropy: Arc::new(SystemEntropy::default()),
         };
-        let projects = Projects::new(config(idle_window), foundations);
+        let projects = Projects::new(config(policy), foundations);
         let running = CancellationToken::new();
         tokio::spawn({
             let (projects, running) = (projects.clone(), running.clone());
-            async move { projects.run(running).await.expect("the store can be read") }
+            async move { projects.start(running).await.expect("the store can be read").await }
         });
         Self { dir, effects, projects, running }
     }
@@ -73,7 +77,7 @@ impl Bench {
         for file in ["kiln.db", "kiln.db-wal"] {
             tokio::fs::copy(dir.path().join(file), copy.path().join(file)).await.expect("copied");
         }
-        Self::on(copy, effects.clone(), Duration::from_secs(900))
+        Self::on(copy, effects.clone(), POLICY)
     }
 
     async fn route(&self) -> RouteResponse {
@@ -110,12 +114,14 @@ impl Bench {
     }
 }
 
-fn config(idle_window: Duration) -> ProjectsConfig {
+const POLICY: Policy = Policy {
+    lease: LeasePolicy { grace: Duration::from_secs(600), max_build_age: Duration::from_secs(7200) },
+    idle_window: Duration::from_secs(900),
+};
+
+fn config(policy: Policy) -> ProjectsConfig {
     ProjectsConfig {
-        policy: Policy {
-            lease: LeasePolicy { grace: Duration::from_secs(600), max_build_age: Duration::from_secs(7200) },
-            idle_window,
-        },
+        policy,
         deadlines: StepDeadlines::default(),
         addresses: AddressPool { first: Ipv4Addr::new(127, 88, 0, 1), last: Ipv4Addr::new(127, 88, 3, 250) },
         addressing: Addressing {
@@ -184,7 +190,11 @@ async fn when_all_clients_go_away_what_was_begun_is_whole_and_the_next_is_served
     for permits in 0..6 {
         let gone = tokio::spawn({
             let projects = bench.projects.clone();
-            async move { projects.route(spec(), RouteOptions::default()).await.map(Routed::deliver) }
+            // It never gets to see an answer, also if one is there before it goes.
+            async move {
+                let _undelivered = projects.route(spec(), RouteOptions::default()).await;
+                std::future::pending::<()>().await;
+            }
         });
         let before = bench.steps().len();
         bench.effects.gate.add_permits(usize::from(permits > 0));
@@ -338,6 +348,9 @@ async fn after_a_crash_of_kiln_lease_phase_and_generation_are_as_before() {
     let before = bench.projects.store().project(&key()).await.expect("read").expect("there");
     let steps = bench.steps();
     let bench = bench.restart().await;
+    // Also to whoever asks before the worker has looked.
+    bench.until("its worker is there", async |b| b.phase().await != "warm" || b.projects.workers() == 1).await;
+    assert_eq!(bench.phase().await, "warm");
     let after = bench.projects.store().project(&key()).await.expect("read").expect("there");
     assert_eq!((before.phase, before.generation, before.address), (after.phase, after.generation, after.address));
     assert_eq!(bench.route().await.generation, 1);
@@ -363,4 +376,33 @@ async fn prewarm_starts_it_without_a_lease() {
     bench.until("it is warm", async |b| b.phase().await == "warm").await;
     assert!(bench.projects.prewarm(spec(), false).await.expect("accepted").ready);
     assert_eq!(bench.leases().await, 0);
+}
+
+#[tokio::test]
+async fn what_was_prewarmed_for_nobody_is_stopped_after_its_window() {
+    let bench = Bench::with_window(ModelEffects::default(), Duration::from_millis(50));
+    bench.projects.prewarm(spec(), false).await.expect("accepted");
+    bench.until("it was started", async |b| b.count(Step::AwaitServing) == 1).await;
+    bench.until("its worker has gone", async |b| b.projects.workers() == 0).await;
+    assert_eq!(bench.phase().await, "idle");
+}
+
+#[tokio::test]
+async fn a_client_that_is_killed_before_it_connects_holds_a_daemon_for_the_grace_and_no_longer() {
+    let (short, long) = (Duration::from_millis(50), Duration::from_millis(400));
+    let lease = LeasePolicy { grace: short, max_build_age: long };
+    let bench = Bench::with_policy(ModelEffects::default(), Policy { lease, idle_window: short });
+    bench.route().await;
+    bench.until("it is stopped", async |b| b.phase().await == "idle").await;
+    bench.until("its lease is forgotten", async |b| b.leases().await == 0).await;
+    bench.until("its worker has gone", async |b| b.projects.workers() == 0).await;
+}
+
+#[tokio::test]
+async fn a_death_while_a_step_is_under_way_is_not_missed() {
+    let bench = Bench::new(ModelEffects::default());
+    bench.effects.set_mood(Mood::FatalOnce(Step::AwaitServing));
+    bench.route().await;
+    bench.until("it is back", async |b| b.count(Step::AwaitServing) == 2).await;
+    assert_eq!(bench.route().await.generation, 2);
 }

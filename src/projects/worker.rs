@@ -4,13 +4,15 @@
 //!              ┌──────────── message, connection closed, event, timer ───────────┐
 //!              ▼                                                                 │
 //!   (looked?) no ─▶ observe ─▶ plan ─▶ phase changed? record it ─▶ step? perform ─┤
-//!                     │ failed            │ warm: answer who waits                │
-//!                     ▼                   │ nothing to do: refuse who waits       │
-//!                  setback ───────────────┴───────────────▶ wait ────────────────┘
+//!                     │ failed  ▲         │ warm: answer who waits                │
+//!                     ▼         └─────────┤ nothing to do: refuse who waits       │
+//!                  setback                └── nobody waited ──▶ wait ────────────┘
 //! ```
 //!
 //! At most one effect is in flight. It runs as a task of its own, so that messages are answered meanwhile; its outcome
-//! comes back here, and only here the state changes.
+//! comes back here, and only here the state changes. Whoever is answered changes what the project needs, so the plan
+//! is made again then: no timer is left over from before. An event that comes while an effect is in flight may be
+//! newer than what the effect reports, so the host is looked at once more before anything is left as it is.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,58 +23,20 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::effects::EffectError;
+use super::messages::{Granted, Held, Message, Refusal, Reply, Status, StopRefusal, Undelivered, Waiter, Warm};
 use super::registry::{Desk, Registry, Shared};
-use super::waiting::{Granted, Refusal, Reply, Undelivered, Waiter, Warm};
 use crate::causes;
-use crate::store::{NewEvent, StoreError};
-
-/// What a worker is told. Whoever wants an answer sends a reply along.
-pub(super) enum Message {
-    Route {
-        spec: BuildSpec,
-        lease: Lease,
-        reply: Reply<Granted>,
-    },
-    /// Bring it up, without a lease; answers at once whether it is up already.
-    Prewarm {
-        spec: BuildSpec,
-        reply: oneshot::Sender<Result<Option<Warm>, Refusal>>,
-    },
-    Connect {
-        reply: Reply<(Warm, super::waiting::Held)>,
-    },
-    /// Release a lease.
-    Complete {
-        token: TokenHash,
-        why: &'static str,
-        reply: Option<oneshot::Sender<Result<bool, StoreError>>>,
-    },
-    Stop {
-        reply: oneshot::Sender<Result<(), StopRefusal>>,
-    },
-    /// Something happened to the instance: look at it again.
-    InstanceChanged,
-    /// Look at your counts again.
-    Nudge,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum StopRefusal {
-    Busy(String),
-    Failed(String),
-}
-
-/// What a worker lets others see without asking it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Status {
-    pub(super) phase: Phase,
-    pub(super) reason: String,
-    pub(super) step: Option<&'static str>,
-}
+use crate::store::{Commit, NewEvent, StoreError};
 
 enum Outcome {
-    Observed(Result<Observed, EffectError>),
+    Observed(Result<Look, EffectError>),
     Performed(Step, Result<Option<String>, EffectError>),
+}
+
+struct Look {
+    seen: Observed,
+    /// Of a daemon that went away by itself.
+    last_words: Option<String>,
 }
 
 /// An effect under way. Dropping it does not cancel it: every step is safe to repeat, and half of one is not better.
@@ -95,6 +59,8 @@ pub(super) struct Worker {
     /// A prewarm counts as a request until the daemon answers or fails.
     prewarming: bool,
     observed: Option<Observed>,
+    /// Something happened to the instance since the last look began.
+    changed_since: bool,
     setbacks: Setbacks,
     /// The run of the instance whose first answer was waited for in vain.
     gave_up_on: Option<String>,
@@ -123,6 +89,7 @@ impl Worker {
             stoppers: Vec::new(),
             prewarming: false,
             observed: None,
+            changed_since: false,
             setbacks: Setbacks::default(),
             gave_up_on: None,
             in_flight: None,
@@ -142,7 +109,7 @@ impl Worker {
             let timer = self.look_again.map(|at| at.since(self.now()));
             tokio::select! {
                 message = self.desk.mailbox.recv() => match message {
-                    Some(message) => self.hear(message).await,
+                    Some(message) => self.hear(message),
                     None => return,
                 },
                 outcome = landed(&mut self.in_flight) => {
@@ -161,16 +128,16 @@ impl Worker {
 
     // === What comes in
 
-    async fn hear(&mut self, message: Message) {
+    fn hear(&mut self, message: Message) {
         match message {
-            Message::Route { spec, lease, reply } => {
+            Message::Route { spec, token, reply } => {
                 if let Err(refusal) = self.check_identity(&spec) {
                     return drop(reply.send(Err(refusal)));
                 }
                 self.touch();
                 match self.routable() {
-                    Some(warm) => self.grant(warm, lease, reply),
-                    None => self.waiters.push(Waiter::Route { lease, reply }),
+                    Some(warm) => self.grant(warm, token, reply),
+                    None => self.waiters.push(Waiter::Route { token, reply }),
                 }
             }
             Message::Connect { reply } => match self.routable() {
@@ -185,10 +152,16 @@ impl Worker {
                 }
                 drop(reply.send(answer));
             }
-            Message::Complete { token, why, reply } => self.complete(token, why, reply).await,
+            Message::Complete { token, why, reply } => {
+                let released = self.complete(&token, why);
+                if let Some(reply) = reply {
+                    drop(reply.send(released));
+                }
+            }
             Message::Stop { reply } => self.hear_stop(reply),
             Message::InstanceChanged if self.in_flight.is_none() => self.observed = None,
-            Message::InstanceChanged | Message::Nudge => {}
+            Message::InstanceChanged => self.changed_since = true,
+            Message::Nudge => {}
         }
     }
 
@@ -211,26 +184,14 @@ impl Worker {
         drop(self.shared.store.save_project(&self.record, None));
     }
 
-    async fn complete(
-        &mut self,
-        token: TokenHash,
-        why: &str,
-        reply: Option<oneshot::Sender<Result<bool, StoreError>>>,
-    ) {
-        let known = self.leases.iter().position(|lease| lease.token == token);
-        let released = if let Some(at) = known {
-            self.leases.remove(at);
-            self.touch();
-            let event = self.event("completed", format!("a build ended: {why}"));
-            self.shared.store.remove_lease(&token, self.now(), Some(event)).await
-        } else {
-            Ok(false)
-        };
-        if let Some(reply) = reply {
-            drop(reply.send(released));
-        } else if let Err(error) = released {
-            tracing::warn!(key = %self.key, %error, "a released lease is still on disk; it ends with its grace");
-        }
+    /// It counts no more from here on; as with its making, whoever wants to waits for the disk. One that could not be
+    /// removed there comes back with the next start of Kiln, and ends with its grace.
+    fn complete(&mut self, token: &TokenHash, why: &str) -> Option<Commit<bool>> {
+        let at = self.leases.iter().position(|lease| lease.token == *token)?;
+        self.leases.remove(at);
+        self.touch();
+        let event = self.event("completed", format!("a build ended: {why}"));
+        Some(self.shared.store.remove_lease(token, self.now(), Some(event)))
     }
 
     fn hear_stop(&mut self, reply: oneshot::Sender<Result<(), StopRefusal>>) {
@@ -255,9 +216,13 @@ impl Worker {
 
     async fn take_in(&mut self, outcome: Outcome) {
         match outcome {
-            Outcome::Observed(Ok(observed)) => {
-                self.note_death(&observed).await;
-                self.observed = Some(observed);
+            // It may be out of date already: look again.
+            Outcome::Observed(Ok(_)) if self.changed_since => {}
+            Outcome::Observed(Ok(Look { seen, last_words })) => {
+                if let Some(words) = last_words {
+                    self.note_death(&words);
+                }
+                self.observed = Some(seen);
             }
             Outcome::Observed(Err(error)) => self.set_back("look at it", &error).await,
             Outcome::Performed(step, Ok(incarnation)) => {
@@ -279,16 +244,11 @@ impl Worker {
         }
     }
 
-    /// It was warm, nobody stopped it, and it is not running: that is a crash, and worth a line in the journal.
-    async fn note_death(&mut self, observed: &Observed) {
-        let died = self.record.phase == Phase::Warm
-            && matches!(observed.instance, InstanceSeen::Stopped | InstanceSeen::Absent);
-        if died {
-            self.setbacks = self.setbacks.and_another(self.now());
-            let words = self.shared.effects.last_words(&self.record).await;
-            let event = self.event("died", format!("the daemon went away by itself; its last words:\n{words}"));
-            self.log_event(event);
-        }
+    /// A crash is worth a line in the journal.
+    fn note_death(&mut self, last_words: &str) {
+        self.setbacks = self.setbacks.and_another(self.now());
+        let event = self.event("died", format!("the daemon went away by itself; its last words:\n{last_words}"));
+        self.log_event(event);
     }
 
     async fn set_back(&mut self, what: &str, error: &EffectError) {
@@ -306,24 +266,42 @@ impl Worker {
 
     // === Deciding
 
+    /// Until something is in flight, or nothing is left to do for now.
     async fn decide(&mut self) {
-        self.waiters.retain(|waiter| !waiter.has_gone());
-        self.forget_expired_leases();
-        if self.observed.is_none() {
-            if !self.wants_a_look() {
+        loop {
+            self.waiters.retain(|waiter| !waiter.has_gone());
+            self.forget_expired_leases();
+            if self.observed.is_none() {
+                if self.wants_a_look() {
+                    self.start_observing();
+                }
                 return;
             }
-            return self.start_observing();
+            let Some(Plan { phase, step, reason, look_again }) = self.plan() else { return };
+            self.look_again = look_again.into_iter().chain(self.next_expiry()).min();
+            self.record_phase(phase, step, &reason).await;
+            if !matches!(self.observed, Some(Observed { instance: InstanceSeen::Running { .. }, .. })) {
+                self.answer_stoppers(&Ok(()));
+            }
+            if let Some(step) = step {
+                return self.start_step(step);
+            }
+            if self.somebody_waits() {
+                self.answer_who_waits(&reason);
+            } else if self.changed_since {
+                self.observed = None;
+            } else {
+                return;
+            }
         }
-        let Some(Plan { phase, step, reason, look_again }) = self.plan() else { return };
-        self.look_again = look_again;
-        self.record_phase(phase, step, &reason).await;
-        if !matches!(self.observed, Some(Observed { instance: InstanceSeen::Running { .. }, .. })) {
-            self.answer_stoppers(&Ok(()));
-        }
-        if let Some(step) = step {
-            return self.start_step(step);
-        }
+    }
+
+    fn somebody_waits(&self) -> bool {
+        !self.waiters.is_empty() || self.prewarming || !self.stoppers.is_empty()
+    }
+
+    /// When no step is left that would bring them what they wait for.
+    fn answer_who_waits(&mut self, reason: &Reason) {
         if let Some(warm) = self.routable() {
             self.answer_all(warm);
         } else if !self.waiters.is_empty() || self.prewarming {
@@ -339,19 +317,13 @@ impl Worker {
         }
     }
 
-    /// After a setback with nobody waiting there is no hurry to look: the next timer, message or event is soon enough.
+    /// After a setback with nobody waiting there is no hurry to look.
     fn wants_a_look(&mut self) -> bool {
-        let now = self.now();
-        let somebody = !self.waiters.is_empty() || self.prewarming || !self.stoppers.is_empty();
-        let pause = Duration::from_secs(1 << self.setbacks.count.min(8));
-        let calm_at = self.setbacks.last.map(|last| last.plus(pause)).filter(|_| self.setbacks.count > 0);
-        match calm_at {
-            Some(at) if at > now && !somebody => {
-                self.look_again = Some(at);
-                false
-            }
-            _ => true,
+        let calm_at = self.setbacks.pause_ends(self.now()).filter(|_| !self.somebody_waits());
+        if calm_at.is_some() {
+            self.look_again = calm_at;
         }
+        calm_at.is_none()
     }
 
     fn demand(&self) -> Demand<'_> {
@@ -404,7 +376,7 @@ impl Worker {
     }
 
     fn show(&self, phase: &Phase, reason: String, step: Option<Step>) {
-        self.desk.status.send_replace(Status { phase: phase.clone(), reason, step: step.map(Step::name) });
+        self.desk.status.send_replace(Status { phase: Some(phase.clone()), reason, step: step.map(Step::name) });
     }
 
     /// Takes note of a phase, in memory and on disk. What cannot be written now is written with the next change.
@@ -419,13 +391,24 @@ impl Worker {
     // === What goes out
 
     fn start_observing(&mut self) {
+        self.changed_since = false;
         let shared = Arc::clone(&self.shared);
         let record = self.record.clone();
         let task = tokio::spawn(async move {
             let after = shared.deadlines.observe;
             let look = shared.effects.observe(&record);
             let timed_out = EffectError::TimedOut { step: "look at the host", after };
-            Outcome::Observed(tokio::time::timeout(after, look).await.unwrap_or(Err(timed_out)))
+            let seen = match tokio::time::timeout(after, look).await.unwrap_or(Err(timed_out)) {
+                Ok(seen) => seen,
+                Err(error) => return Outcome::Observed(Err(error)),
+            };
+            let last_words = if went_away(&record, &seen) {
+                let words = tokio::time::timeout(after, shared.effects.last_words(&record)).await;
+                Some(words.unwrap_or_default())
+            } else {
+                None
+            };
+            Outcome::Observed(Ok(Look { seen, last_words }))
         });
         self.in_flight = Some(InFlight { step: None, task });
     }
@@ -446,7 +429,7 @@ impl Worker {
         self.prewarming = false;
         for waiter in std::mem::take(&mut self.waiters) {
             match waiter {
-                Waiter::Route { lease, reply } => self.grant(warm, lease, reply),
+                Waiter::Route { token, reply } => self.grant(warm, token, reply),
                 Waiter::Connect { reply } => self.connect(warm, reply),
             }
         }
@@ -460,11 +443,11 @@ impl Worker {
         self.answer_stoppers(&Err(StopRefusal::Failed(refusal.text.clone())));
     }
 
-    /// The lease counts from here on, in memory; the caller waits until it is on disk. Not waiting for it here is what
-    /// lets the leases of many callers share one commit.
-    fn grant(&mut self, warm: Warm, lease: Lease, reply: Reply<Granted>) {
+    /// The lease is born here, so that a long start takes nothing of its grace, and counts from here on, in memory; the
+    /// caller waits until it is on disk. Not waiting for it here is what lets the leases of many callers share one commit.
+    fn grant(&mut self, warm: Warm, token: TokenHash, reply: Reply<Granted>) {
+        let lease = Lease::new(token.clone(), self.now());
         let event = self.event("routed", format!("a build was routed to generation {}", warm.generation.get()));
-        let token = lease.token.clone();
         let durable = self.shared.store.add_lease(&self.key, &lease, Some(event));
         self.leases.push(lease);
         let undelivered = Undelivered::new(self.desk.own_mailbox.clone(), token);
@@ -472,7 +455,7 @@ impl Worker {
         drop(reply.send(Ok(Granted { warm, durable, undelivered })));
     }
 
-    fn connect(&mut self, warm: Warm, reply: Reply<(Warm, super::waiting::Held)>) {
+    fn connect(&mut self, warm: Warm, reply: Reply<(Warm, Held)>) {
         let held = self.desk.connections.hold(self.desk.own_mailbox.clone());
         // A caller that has gone drops the hold with the answer.
         drop(reply.send(Ok((warm, held))));
@@ -490,6 +473,10 @@ impl Worker {
             let event = self.event("expired", text);
             self.log_event(event);
         }
+    }
+
+    fn next_expiry(&self) -> Option<Timestamp> {
+        self.leases.iter().map(|lease| lease.expires(&self.shared.policy.lease)).min()
     }
 
     fn event(&self, kind: &'static str, text: String) -> NewEvent {
@@ -512,6 +499,11 @@ impl Worker {
             && !self.prewarming
             && (self.record.phase.is_quiet() || matches!(self.record.phase, Phase::Failed { .. }))
     }
+}
+
+/// It was warm, nobody stopped it, and it is not running.
+fn went_away(record: &ProjectRecord, seen: &Observed) -> bool {
+    record.phase == Phase::Warm && matches!(seen.instance, InstanceSeen::Stopped | InstanceSeen::Absent)
 }
 
 /// The outcome of what is in flight; never, if nothing is.

@@ -11,11 +11,12 @@ use super::OpenError;
 
 /// Held until dropped, and by the kernel no longer than the process lives: a killed kilnd leaves no stale lock.
 ///
+/// Closing the file would not be enough: a process that is being started has a copy of its descriptor until it becomes
+/// another program, and would keep the lock for so long.
+///
 /// The file stays when the lock goes. Removing it would let two processes lock two files of the same name.
 #[derive(Debug)]
-pub(super) struct Lock {
-    _file: File,
-}
+pub(super) struct Lock(File);
 
 impl Lock {
     /// Whether another process holds the database, without touching anything. What it says may be out of date at once:
@@ -25,7 +26,11 @@ impl Lock {
         let Ok(file) = File::open(beside(database, ".lock")) else { return Ok(()) };
         match flock(&file, FlockOperation::NonBlockingLockShared) {
             Err(rustix::io::Errno::WOULDBLOCK) => Err(held(database, file)),
-            _ => Ok(()),
+            Err(_) => Ok(()),
+            Ok(()) => {
+                drop(Self(file));
+                Ok(())
+            }
         }
     }
 
@@ -54,7 +59,15 @@ impl Lock {
         if let Err(error) = noted.and_then(|()| writeln!(file, "{}", std::process::id())) {
             tracing::debug!(%error, path = %path.display(), "cannot note who holds the database");
         }
-        Ok(Self { _file: file })
+        Ok(Self(file))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if let Err(error) = flock(&self.0, FlockOperation::Unlock) {
+            tracing::debug!(%error, "cannot unlock the database");
+        }
     }
 }
 
@@ -70,4 +83,22 @@ pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     PathBuf::from(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_ends_with_its_holder_though_a_copy_of_its_descriptor_lives() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let database = directory.path().join("kiln.db");
+        let lock = Lock::acquire(&database).expect("free");
+        let copy = lock.0.try_clone().expect("copied");
+        assert!(matches!(Lock::check_free(&database), Err(OpenError::Held { .. })));
+        drop(lock);
+        Lock::check_free(&database).expect("free again");
+        Lock::acquire(&database).expect("free again");
+        drop(copy);
+    }
 }

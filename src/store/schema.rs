@@ -25,7 +25,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// `fdatasync` has no metadata to write: one flush of the disk and no more.
 const WAL_BYTES: u64 = 8 * 1024 * 1024;
 
-const REMEDY: &str = "move it away and start kilnd again, which rebuilds it from the host, or restore a copy of it";
+const REMEDY: &str = "restore a copy of it, or move it away and start kilnd again: each cache is found again by the next build of its project";
 
 /// Checks, migrates and prepares the file; the connection returned is the only one that may write.
 pub(super) fn open_writer(path: &Path, migrations: &[&str]) -> Result<Connection, OpenError> {
@@ -182,11 +182,16 @@ fn allocate_wal(path: &Path) -> std::io::Result<()> {
 /// A damaged file may show itself in any statement.
 fn at(path: &Path, doing: &'static str) -> impl Fn(rusqlite::Error) -> OpenError {
     let path = path.to_owned();
+    // Where a full disk shows first after a clean stop: the log's index is made anew.
+    let no_room = |source: &rusqlite::Error| {
+        source.sqlite_error().is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE)
+    };
     move |source| match source.sqlite_error_code() {
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
             OpenError::Corrupt { path: path.clone(), detail: source.to_string(), remedy: REMEDY }
         }
         Some(ErrorCode::DiskFull) => OpenError::Full { path: path.clone() },
+        _ if no_room(&source) => OpenError::Full { path: path.clone() },
         _ => OpenError::Sqlite { doing, path: path.clone(), source },
     }
 }

@@ -10,7 +10,7 @@ daemons() {
     local pid
     if [[ $runtime == process ]]; then
         for pid in $(pgrep -f -- "buildkitd .*$home/" || true); do
-            printf '%s since %s\n' "$pid" "$(awk '{ print $22 }' "/proc/$pid/stat" 2>/dev/null)"
+            _since "$pid"
         done
     else
         # The pid on the host of each instance's init.
@@ -18,11 +18,13 @@ daemons() {
     fi
 }
 
+# A pid alone may be another process's by now.
+_since() { printf '%s since %s\n' "$1" "$(awk '{ print $22 }' "/proc/$1/stat" 2>/dev/null)"; }
+
 daemon_of() {
     if [[ $runtime == process ]]; then
         local pid
-        pid=$(pgrep -f -- "buildkitd .*$home/.*$1" || true)
-        printf '%s since %s\n' "$pid" "$(awk '{ print $22 }' "/proc/${pid:-0}/stat" 2>/dev/null || true)"
+        for pid in $(pgrep -f -- "buildkitd .*$home/.*$1" || true); do _since "$pid"; done
     else
         daemons | grep -F -- "$1" || true
     fi
@@ -38,7 +40,6 @@ leases_of() { kiln show "$1" --json | sed -n 's/.*"id": "\([0-9a-f]*\)".*/\1/p' 
 all_leases() { kiln ps --json | grep -c '"renewed":' || true; }
 no_leases() { [[ $(all_leases) -eq 0 ]]; }
 no_connections() { ! kiln ps --json | grep '"connections":' | grep -v '"connections": 0' >/dev/null; }
-is_quiet() { [[ $(project "$1" connections) == 0 ]]; }
 is_phase() { [[ $(project "$1" phase) == "$2" ]]; }
 
 # starts: "COUNT KEY" of every start in the journal.
@@ -67,8 +68,17 @@ asks() {
         --tlscert "$1/cert.pem" --tlskey "$1/key.pem" debug workers >"$home/asked" 2>&1
 }
 
-# The daemon's own refusal, not a failure of ours to reach it: an alert in TLS.
-is_refused() { ! asks "$@" && grep -q 'remote error: tls' "$home/asked"; }
+# Never let in, and the daemon's own refusal: an alert in TLS. The daemon closes right behind the alert, and a client that
+# is just writing then sees only the reset; so it is asked a few times. is_refused WORD...: asks, or another call.
+is_refused() {
+    local tries
+    for ((tries = 0; tries < 10; tries++)); do
+        if "$@"; then return 1; fi
+        if grep -q 'remote error: tls' "$home/asked"; then return 0; fi
+    done
+    cat "$home/asked"
+    return 1
+}
 
 # === builds
 
@@ -90,7 +100,7 @@ point_builds() {
     figure "warm build" "$hello_ms" ms
 
     await 10 is_quiet "$key"
-    check "kiln stop" kiln stop "$key"
+    check "kiln stop" stops "$key"
     same "the stopped project is idle" idle "$(project "$key" phase)"
     same "its daemon is gone" '' "$(daemon_of "$key")"
     hello round "$repo" --build-arg ROUND=second
@@ -103,17 +113,22 @@ point_builds() {
     builder plain "$home/credential" "$(field endpoint <<<"$route")" "$(field serverName <<<"$route")"
     kiln complete "$key" "$(field buildId <<<"$route")"
     await 10 is_quiet "$key"
-    kiln stop "$key"
+    kiln stop "$key" >/dev/null
     generation=$(project "$key" generation)
     same "stopped again" idle "$(project "$key" phase)"
     log=$home/logs/plain
-    check "a plain buildx against the gateway wakes it" _buildx plain build --builder by-hand --progress=plain \
-        --build-context "busybox=$PLACE/busybox" -o "$home/out-plain" "$KILN_ROOT/examples/hello" >"$log" 2>&1
-    tail -n 1 "$PLACE/results" | grep -q '^ok' || cat "$log"
+    check "a plain buildx against the gateway wakes it" plain_build "$log"
     count_steps "$log"
     check "and finds its cache" test "$hello_cached" -gt 3
     same "with one start" "$((generation + 1))" "$(project "$key" generation)"
 }
+
+plain_build() {
+    _buildx plain build --builder by-hand --progress=plain --build-context "busybox=$PLACE/busybox" \
+        -o "$home/out-plain" "$KILN_ROOT/examples/hello" >"$1" 2>&1 || { cat "$1"; return 1; }
+}
+
+stops() { kiln stop "$1" >/dev/null; }
 
 # === kill
 
@@ -134,7 +149,7 @@ lease_grace = \"30m\""
 
     _buildx direct build --builder by-hand --progress=plain "$home/context" >"$home/logs/build" 2>&1 &
     build=$!
-    if ! await 60 grep -q '\[3/3\] RUN' "$home/logs/build"; then
+    if ! await 60 grep -q '\[2/2\] RUN' "$home/logs/build"; then
         cat "$home/logs/build"
         die 1 "the build does not come to its RUN"
     fi
@@ -213,7 +228,9 @@ max_build_age = "90s"'
     same "one daemon each" "$keys" "$(count_daemons)"
     same "two starts each by now" "$keys of 2" "$(starts_each)"
     release second
-    check "no lease is left behind" await 120 no_leases
+    # Released at once, but for answers that were in the kernel's hands when their client went.
+    await 5 no_leases || figure "leases that end with their age, their answer lost on its last yard" "$(all_leases)" leases
+    check "no lease is left behind" await 100 no_leases
     check "no connection either" no_connections
     check "no descriptor either" await 30 test_open_files $((open + 8))
     crowd third "$keys" "$keys" ''
@@ -233,14 +250,14 @@ crowd() {
         patience=170
         # In turns with the keys, so that each key has both kinds.
         [[ -z $hanging || $((number / keys % 2)) -eq 0 ]] || patience=0.$((RANDOM % 90 + 10))
-        timeout --signal=KILL "$patience" curl --silent --unix-socket "$home/run/kiln.sock" http://kiln/route \
+        # In a shell of its own, which would otherwise tell of each that was killed.
+        { timeout --signal=KILL "$patience" curl --silent --unix-socket "$home/run/kiln.sock" http://kiln/route \
             --data "{\"repo\":\"example.com/crowd/$((number % keys))\",\"arch\":\"$(uname -m)\"}" \
             --output "$home/answers/$name/$number" --write-out '%{http_code} %{time_total}\n' \
-            >"$home/answers/$name/$number.code" 2>/dev/null &
+            >"$home/answers/$name/$number.code" || true; } 2>/dev/null &
         pids+=("$!")
     done
-    # Some are meant to fail.
-    for number in "${pids[@]}"; do wait "$number" 2>/dev/null || true; done
+    wait "${pids[@]}"
     cat "$home/answers/$name/"*.code >"$home/$name"
 }
 
@@ -265,7 +282,7 @@ test_open_files() { [[ $(open_files) -le $1 ]]; }
 stop_all() {
     local key pids=()
     for key in $(kiln ps --json | sed -n 's/.*"key": "\([^"]*\)".*/\1/p'); do
-        kiln stop "$key" &
+        kiln stop "$key" >/dev/null &
         pids+=("$!")
     done
     for key in "${pids[@]}"; do wait "$key" || not_ok "kiln stop of all projects"; done
@@ -288,12 +305,12 @@ max_build_age = \"${age}s\""
     check "B's opens B's" asks "$theirs" "$(project "$b" address)" "$(project "$b" serverName)"
     address=$(project "$b" address) name=$(project "$b" serverName)
     # With B's authority, so that it is not the client that turns away.
-    check "A's is refused by B's daemon" is_refused "$ours" "$address" "$name" "$theirs"
-    check "also through the gateway" is_refused "$ours" "$(field endpoint <<<"$route" | sed 's,^tcp://,,')" "$name" "$theirs"
-    check "a client without a certificate too" is_refused_bare "$address" "$name" "$theirs"
+    check "A's is refused by B's daemon" is_refused asks "$ours" "$address" "$name" "$theirs"
+    check "also through the gateway" is_refused asks "$ours" "$(field endpoint <<<"$route" | sed 's,^tcp://,,')" "$name" "$theirs"
+    check "a client without a certificate too" is_refused asks_without_certificate "$address" "$name" "$theirs"
 
     check "A's certificate ends with the maximum build age" await $((age + 5)) has_expired "$ours"
-    check "and is refused by A's daemon from then on" is_refused "$ours" "$(project "$a" address)" "$(project "$a" serverName)"
+    check "and is refused by A's daemon from then on" is_refused asks "$ours" "$(project "$a" address)" "$(project "$a" serverName)"
     same "whose daemon is up" warm "$(project "$a" phase)"
     kiln route --repo example.com/credentials/a --credential "$ours" --json >/dev/null
     check "and which a new credential opens" asks "$ours" "$(project "$a" address)" "$(project "$a" serverName)"
@@ -301,16 +318,15 @@ max_build_age = \"${age}s\""
 
 has_expired() { ! openssl x509 -in "$1/cert.pem" -noout -checkend 0 >/dev/null; }
 
-is_refused_bare() {
-    ! timeout 20 "$BUILDKIT_BIN/buildctl" --addr "tcp://$1" --tlsservername "$2" --tlscacert "$3/ca.pem" debug workers \
-        >"$home/asked" 2>&1 && grep -q 'remote error: tls' "$home/asked"
+asks_without_certificate() {
+    timeout 20 "$BUILDKIT_BIN/buildctl" --addr "tcp://$1" --tlsservername "$2" --tlscacert "$3/ca.pem" debug workers \
+        >"$home/asked" 2>&1
 }
 
 # === fuzz
 
 point_fuzz() {
     local line
-    if [[ -n $short ]]; then return 0; fi
     if "$KILN_ROOT/scripts/fuzz" 60 >"$home/fuzz"; then :; else cat "$home/fuzz"; fi
     while read -r line; do
         check "$line" grep -q 'no finding' <<<"$line"
@@ -353,7 +369,7 @@ traced() {
     shift
     strace -f -e trace=execve,connect,write,writev,sendto,sendmsg -s 120 -o "$trace" -p "$kilnd_pid" 2>"$trace.said" &
     strace=$!
-    await 10 grep -q 'attached' "$trace.said" || die 1 "strace cannot look at kilnd: $(cat "$trace.said")"
+    await 10 grep -qs 'attached' "$trace.said" || die 1 "strace cannot look at kilnd: $(cat "$trace.said")"
     "$@"
     # Asked to end, it lets go of what it looks at.
     kill -INT "$strace" 2>/dev/null || true
@@ -371,7 +387,7 @@ traced() {
 }
 
 stop_and_wake() {
-    kiln stop "$1"
+    kiln stop "$1" >/dev/null
     kiln route --repo "$2" --json >/dev/null
 }
 
@@ -381,6 +397,7 @@ point_wake() {
     local rounds=10 over
     [[ -z $short ]] || rounds=3
     kilnd_config "$home/kiln.toml" "$runtime"
+    bench_program
     kiln_bench wake --config "$home/kiln.toml" --rounds "$rounds"
     figure "first creation" "$(sed -n 's/.*first creation \([0-9.]*\) ms.*/\1/p' "$home/bench")" ms
     figure "request to ready, p50" "$(awk '/request to ready/ { print $5 }' "$home/bench")" ms
@@ -394,6 +411,7 @@ point_wake() {
 point_route() {
     local seconds=4 clients=1,16,64 disk projects number rate p50 p99 cpu
     [[ -z $short ]] || seconds=1 clients=1,64
+    bench_program
     kiln_bench route --dir "$PLACE" --seconds "$seconds" --clients "$clients" --projects 1,1000
     disk=$(sed -n 's/^bare fdatasync: p50 \([0-9.]*\) ms.*/\1/p' "$home/bench")
     figure "bare fdatasync, p50" "$disk" ms
@@ -415,8 +433,16 @@ point_route() {
     check "every row is there" test "$(awk '$1 ~ /^[0-9]+$/ && NF == 7' "$home/bench" | wc -l)" -ge 4
 }
 
+# An optimised kiln for the long run. The short one uses what is there, and its figures show only that nothing is absurd.
+bench_program() {
+    bench=$KILN_BIN/kiln
+    if [[ -n $short ]]; then return 0; fi
+    (cd -- "$KILN_ROOT" && cargo build --locked --release --bin kiln >&2)
+    bench=$(dirname -- "$KILN_BIN")/release/kiln
+}
+
 kiln_bench() {
-    if ! timeout 300 "$KILN_BIN/kiln" bench "$@" >"$home/bench" 2>"$home/bench.said"; then
+    if ! timeout 300 "$bench" bench "$@" >"$home/bench" 2>"$home/bench.said"; then
         cat "$home/bench" "$home/bench.said"
         die 1 "kiln bench $1 failed: its words are above"
     fi
@@ -428,6 +454,7 @@ holds() { awk "BEGIN { exit !($1) }"; }
 bar() {
     local word=met
     holds "$4" || word='NOT MET'
+    [[ -z $short ]] || word+=' (unoptimised)'
     printf 'bar: %s: %s, seen: %s: %s\n' "$point${runtime:+ ($runtime)}: $1" "$2" "$3" "$word"
 }
 
@@ -441,6 +468,7 @@ point_house() {
     done
     same "docs/architecture.md names each folder of crates and src" '' "${missing[*]}"
     missing=()
+    # shellcheck disable=SC2016  # these are backticks of Markdown
     while read -r folder; do
         [[ -e $KILN_ROOT/$folder ]] || missing+=("$folder")
     done < <(grep -oE '`(crates|src|packaging)/[^`]*`' "$KILN_ROOT/docs/architecture.md" | tr -d '`' | sort -u)

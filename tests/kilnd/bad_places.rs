@@ -28,7 +28,7 @@ impl Tmpfs {
     }
 
     fn fill(&self) {
-        let full = fs::write(self.0.join("filler"), vec![7; 2 << 20]);
+        let full = fs::write(self.0.join("filler"), vec![7; 20 << 20]);
         assert!(full.is_err(), "it holds more than it should");
     }
 
@@ -50,7 +50,7 @@ impl Drop for Tmpfs {
 fn stage_with_volumes() -> (Stage, PathBuf) {
     let mut stage = Stage::new("");
     let volumes = stage.dir.path().join("caches");
-    stage.more = format!("[volumes]\npath = {volumes:?}\n");
+    stage.more = format!("[volumes]\npath = '{}'\n", volumes.display());
     (stage, volumes)
 }
 
@@ -125,6 +125,21 @@ fn the_state_directory_is_read_only_or_full() {
     stage.fails().says(1, &[&stage.database().display().to_string(), "full"]);
 }
 
+/// A killed kilnd starts again on a full disk: there are builds to look after. After a clean stop it needs a little room.
+#[test]
+fn the_state_directory_has_become_full() {
+    let stage = Stage::new("");
+    let Some(mounted) = Tmpfs::new(&stage.state(), "size=16m") else { return };
+    stage.start().terminate();
+    mounted.fill();
+    stage.fails().says(1, &["no space left", &stage.database().display().to_string(), "free some"]);
+    fs::remove_file(mounted.0.join("filler")).expect("removed");
+    stage.start().kill();
+    mounted.fill();
+    let kilnd = stage.start();
+    assert_eq!(kilnd.get("/v1/projects").body, "[]");
+}
+
 #[test]
 fn a_port_is_taken() {
     let stage = Stage::new("");
@@ -161,13 +176,9 @@ fn the_socket_s_path_is_taken() {
 #[test]
 fn no_buildkitd_anywhere() {
     let stage = Stage::new("");
-    let text: String = stage
-        .config_text()
-        .lines()
-        .filter(|line| !line.starts_with("buildkitd"))
-        .map(|line| format!("{line}\n"))
-        .collect();
-    let config = stage.write_config(&text, 0o600);
+    let text = stage.config_text();
+    let text: Vec<_> = text.lines().filter(|line| !line.starts_with("buildkitd")).collect();
+    let config = stage.write_config(&text.join("\n"), 0o600);
     let output =
         Command::new(env!("CARGO_BIN_EXE_kilnd")).arg("--config").arg(&config).env("PATH", "/nonexistent").output();
     let output = output.expect("run");

@@ -15,7 +15,8 @@ fn stage() -> (Stage, PathBuf) {
     let mut stage = Stage::new("");
     let socket = stage.dir.path().join("incus.socket");
     stage.more = format!(
-        "[runtime.incus]\nsocket = {socket:?}\ntable = 'kiln-test-{net}'\n[runtime]\nkind = 'incus'\naddresses = '10.91.{net}.0/24'\n",
+        "[runtime.incus]\nsocket = '{}'\ntable = 'kiln-test-{net}'\n[runtime]\nkind = 'incus'\naddresses = '10.91.{net}.0/24'\n",
+        socket.display(),
         net = stage.net
     );
     (stage, socket)

@@ -100,14 +100,14 @@ impl Stage {
 
     pub(crate) fn config_text(&self) -> String {
         format!(
-            "state_dir = {:?}\nrun_dir = {:?}\n[api]\nlisten = '{}'\nroute_wait = '30s'\n[gateway]\nlisten = '{}'\n\
-             [buildkit]\nport = {}\nbuildkitd = {:?}\n{}\n",
-            self.state(),
-            self.host().join("run"),
+            "state_dir = '{}'\nrun_dir = '{}'\n[api]\nlisten = '{}'\nroute_wait = '30s'\n[gateway]\nlisten = '{}'\n\
+             [buildkit]\nport = {}\nbuildkitd = '{}'\n{}\n",
+            self.state().display(),
+            self.host().join("run").display(),
             self.api,
             self.gateway,
             self.daemon_port,
-            self.buildkitd(),
+            self.buildkitd().display(),
             self.more,
         ) + &if self.more.contains("[runtime]") {
             String::new()
@@ -116,7 +116,7 @@ impl Stage {
         }
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    fn command(arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kilnd"));
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).env_remove("KILN_CONFIG");
         command.env_remove("KILN_LOG");
@@ -133,7 +133,7 @@ impl Stage {
     pub(crate) fn start(&self) -> Kilnd<'_> {
         let config = self.write_config(&self.config_text(), 0o600);
         let log = self.dir.path().join("kilnd.log");
-        let mut command = self.command(&["--config", &config.display().to_string()]);
+        let mut command = Self::command(&["--config", &config.display().to_string()]);
         command.stderr(File::options().append(true).create(true).open(&log).expect("opened"));
         let child = command.spawn().expect("run");
         let mut kilnd = Kilnd { stage: self, child, log };
@@ -153,8 +153,9 @@ impl Stage {
     }
 
     pub(crate) fn fails_with(&self, config: &Path) -> Failed {
-        let mut command = self.command(&["--config", &config.display().to_string()]);
-        let child = command.stderr(Stdio::piped()).spawn().expect("run");
+        let mut command = Self::command(&["--config", &config.display().to_string()]);
+        // Whatever it leaves behind by mistake is left in the stage.
+        let child = command.current_dir(self.dir.path()).stderr(Stdio::piped()).spawn().expect("run");
         let mut child = Ended(child);
         until("kilnd to give up", || child.0.try_wait().expect("waited").is_some());
         let code = child.0.wait().expect("waited").code();

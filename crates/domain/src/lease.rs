@@ -102,14 +102,18 @@ impl Lease {
 
     /// Whether this lease can never count again and may be forgotten.
     pub fn is_expired(&self, now: Timestamp, policy: &LeasePolicy) -> bool {
-        now.since(self.created) >= policy.max_build_age
+        now >= self.expires(policy)
+    }
+
+    /// The end of it, whatever its client does.
+    pub fn expires(&self, policy: &LeasePolicy) -> Timestamp {
+        self.created.plus(policy.max_build_age)
     }
 
     /// When [`Lease::is_alive`] can next change by time alone.
     pub fn next_change(&self, now: Timestamp, policy: &LeasePolicy) -> Option<Timestamp> {
         let grace_ends = self.renewed.plus(policy.grace);
-        let life_ends = self.created.plus(policy.max_build_age);
-        [grace_ends, life_ends].into_iter().filter(|at| *at > now).min()
+        [grace_ends, self.expires(policy)].into_iter().filter(|at| *at > now).min()
     }
 }
 

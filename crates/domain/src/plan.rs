@@ -174,7 +174,8 @@ impl Setbacks {
         Duration::from_secs(1 << doublings).min(Self::LONGEST_PAUSE)
     }
 
-    fn pause_ends(self, now: Timestamp) -> Option<Timestamp> {
+    /// `None` when it is over. Until then only somebody who waits is worth another try.
+    pub fn pause_ends(self, now: Timestamp) -> Option<Timestamp> {
         let ends = self.last?.plus(self.pause());
         (self.count > 0 && ends > now).then_some(ends)
     }

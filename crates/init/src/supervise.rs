@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,7 @@ pub(crate) enum End {
 pub(crate) struct Signals(libc::sigset_t);
 
 impl Signals {
-    /// Children do not inherit this: `Command` gives them an empty mask.
+    /// Children inherit this: see [`with_nothing_blocked`].
     pub(crate) fn block() -> io::Result<Self> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: `sigemptyset` initialises the set it is given, and `sigaddset` changes an initialised one; both and
@@ -54,7 +55,7 @@ impl Signals {
 }
 
 pub(crate) fn run(signals: &Signals, drain: Duration) -> io::Result<End> {
-    let child = Command::new(BUILDKITD)
+    let child = with_nothing_blocked(&mut Command::new(BUILDKITD))
         .args(ARGUMENTS)
         .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
         .env("HOME", "/root")
@@ -89,6 +90,24 @@ pub(crate) fn run(signals: &Signals, drain: Duration) -> io::Result<End> {
     }
 }
 
+/// buildkitd hands the mask that it was started with down to the steps of builds: with SIGTERM blocked, `timeout` ends
+/// nothing in there.
+fn with_nothing_blocked(command: &mut Command) -> &mut Command {
+    let unblock = || {
+        let mut none = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: `sigemptyset` initialises the set it is given, and `pthread_sigmask` reads an initialised one; both
+        // only use the pointers during the call.
+        let error = unsafe {
+            libc::sigemptyset(none.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut())
+        };
+        if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+    };
+    // SAFETY: it runs between fork and exec, and calls only what is async-signal-safe; an error with a number of the
+    // system's allocates nothing.
+    unsafe { command.pre_exec(unblock) }
+}
+
 /// Collects every child that has died; the daemon's status if it is among them.
 fn reap(daemon: Pid) -> Option<WaitStatus> {
     let mut found = None;
@@ -111,5 +130,21 @@ fn describe(status: WaitStatus) -> String {
         (Some(code), _) => format!("exit status {code}"),
         (_, Some(signal)) => format!("killed by signal {signal}"),
         _ => format!("{status:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_blocked_here_is_not_blocked_in_the_daemon() {
+        let blocked = |command: &mut Command| {
+            let printed = command.args(["SigBlk", "/proc/self/status"]).output().expect("it runs").stdout;
+            String::from_utf8_lossy(&printed).trim().to_owned()
+        };
+        let _signals = Signals::block().expect("blocked");
+        assert_ne!(blocked(&mut Command::new("grep")), "SigBlk:\t0000000000000000", "they are inherited");
+        assert_eq!(blocked(with_nothing_blocked(&mut Command::new("grep"))), "SigBlk:\t0000000000000000");
     }
 }

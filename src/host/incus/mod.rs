@@ -34,6 +34,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::network::{Network, NetworkError, Reach};
 use super::{InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
+use crate::causes::in_one_line;
 use client::{ApiError, Client, status};
 use wanted::Found;
 
@@ -42,6 +43,9 @@ mod events;
 mod prepare;
 mod wanted;
 mod words;
+
+#[cfg(test)]
+mod real_tests;
 
 const NAME: &str = "incus";
 /// Unpacking an image onto a slow disk takes seconds; a snapshot of one takes none.
@@ -284,7 +288,10 @@ impl Runtime for IncusRuntime {
     }
 
     async fn destroy(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
-        self.stop(spec, StopBound::Force).await?;
+        if self.find(spec).await?.is_some_and(|found| is_up(found.status_code)) {
+            let why = "it runs; stop it first".to_owned();
+            return Err(RuntimeError::Refused { operation: "destroy", instance: spec.key.daemon_name(), why });
+        }
         let path = path_of(spec);
         let act = || self.client.operate(Method::DELETE, &path, None, DELETE);
         match self.settled(spec, DELETE, act).await {
@@ -374,7 +381,7 @@ fn failure(operation: &'static str, instance: &str, error: ApiError) -> RuntimeE
     match error {
         ApiError::Unreachable { socket, source } => RuntimeError::Unavailable {
             runtime: NAME,
-            why: format!("no answer on {socket}: {}", chain(&source)),
+            why: format!("no answer on {socket}: {}", in_one_line(&source)),
             remedy:
                 "see that Incus is installed and runs (`systemctl status incus`), and that kilnd may use its socket"
                     .to_owned(),
@@ -393,18 +400,6 @@ fn failure(operation: &'static str, instance: &str, error: ApiError) -> RuntimeE
 
 /// Without its network policy an instance is not started (K7).
 fn closed(operation: &'static str, instance: &str, error: &NetworkError) -> RuntimeError {
-    let why = format!("its network policy is not in force: {}", chain(error));
+    let why = format!("its network policy is not in force: {}", in_one_line(error));
     RuntimeError::Refused { operation, instance: instance.to_owned(), why }
-}
-
-/// An error with its causes, for the variants that have no place for a source.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

@@ -138,15 +138,27 @@ impl ProcessRuntime {
         }
     }
 
+    /// As [`ProcessRuntime::quick`], and one after the other for each key. The lock goes along: whoever gives up waiting
+    /// leaves a thread behind that is still at work, and the next change comes after it.
+    async fn locked<T, F>(&self, operation: &'static str, key: &Key, work: F) -> Result<T, RuntimeError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Instances) -> Result<T, RuntimeError> + Send + 'static,
+    {
+        let lock = self.locks.lock(key).await;
+        self.quick(operation, key, move |instances| {
+            let _lock = lock;
+            work(instances)
+        })
+        .await
+    }
+
     /// True when it drained in time.
     async fn drain(&self, key: &Key, daemon: &Identity, bound: Duration) -> Result<bool, RuntimeError> {
         let io = |e| error("stop", key, std::path::Path::new("/proc"), e);
         let Some(handle) = daemon.open().map_err(io)? else { return Ok(true) };
-        {
-            let _locked = self.locks.lock(key).await;
-            let (key, daemon) = (key.clone(), daemon.clone());
-            self.quick("stop", &key.clone(), move |instances| instances.ask_to_stop(&key, &daemon)).await?;
-        }
+        let (wanted, asked) = (key.clone(), daemon.clone());
+        self.locked("stop", key, move |instances| instances.ask_to_stop(&wanted, &asked)).await?;
         // Not locked: a stop that is to be forced need not wait for one that drains.
         watch::ended(handle, bound).await.map_err(io)
     }
@@ -212,16 +224,13 @@ impl Runtime for ProcessRuntime {
     }
 
     async fn create(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
-        let _locked = self.locks.lock(&spec.key).await;
         let wanted = spec.clone();
-        self.quick("create", &spec.key, move |instances| instances.create(&wanted)).await
+        self.locked("create", &spec.key, move |instances| instances.create(&wanted)).await
     }
 
     async fn start(&self, spec: &InstanceSpec) -> Result<String, RuntimeError> {
-        let key = &spec.key;
-        let _locked = self.locks.lock(key).await;
-        let wanted = spec.clone();
-        let started = self.quick("start", key, move |instances| instances.start(&wanted)).await?;
+        let (key, wanted) = (&spec.key, spec.clone());
+        let started = self.locked("start", key, move |instances| instances.start(&wanted)).await?;
         self.watcher.watch(key, &started.daemon, self.instances.desk(key));
         if started.anew {
             self.watcher.announce(key);
@@ -240,15 +249,13 @@ impl Runtime for ProcessRuntime {
                 self.kill(key, &daemon).await?;
             }
         }
-        let _locked = self.locks.lock(key).await;
         let wanted = key.clone();
-        self.quick("stop", key, move |instances| instances.tidy(&wanted)).await
+        self.locked("stop", key, move |instances| instances.tidy(&wanted)).await
     }
 
     async fn destroy(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
-        let _locked = self.locks.lock(&spec.key).await;
         let wanted = spec.key.clone();
-        self.quick("destroy", &spec.key, move |instances| instances.destroy(&wanted)).await
+        self.locked("destroy", &spec.key, move |instances| instances.destroy(&wanted)).await
     }
 
     async fn last_words(&self, spec: &InstanceSpec) -> String {

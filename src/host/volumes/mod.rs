@@ -19,6 +19,7 @@ mod command;
 #[cfg(test)]
 mod contract;
 pub mod dir;
+#[cfg(test)]
 pub mod fake;
 mod names;
 mod record;
@@ -27,6 +28,7 @@ mod tree;
 
 pub use btrfs::BtrfsEngine;
 pub use dir::DirEngine;
+#[cfg(test)]
 pub use fake::FakeVolumes;
 pub use names::{ParseNameError, SnapshotName, TrashName};
 

@@ -1,14 +1,58 @@
-//! Who waits for a daemon, and what they get.
+//! What a worker is told, who waits for its daemon, and what they get.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kiln_domain::{Generation, Lease, TokenHash};
+use kiln_domain::{BuildSpec, Generation, Phase, TokenHash};
 use tokio::sync::{mpsc, oneshot};
 
-use super::worker::Message;
 use crate::store::Commit;
+
+/// What a worker is told. Whoever wants an answer sends a reply along.
+pub(super) enum Message {
+    Route {
+        spec: BuildSpec,
+        token: TokenHash,
+        reply: Reply<Granted>,
+    },
+    /// Bring it up, without a lease; answers at once whether it is up already.
+    Prewarm {
+        spec: BuildSpec,
+        reply: oneshot::Sender<Result<Option<Warm>, Refusal>>,
+    },
+    Connect {
+        reply: Reply<(Warm, Held)>,
+    },
+    /// Release a lease; the reply is `None` if there is no such lease.
+    Complete {
+        token: TokenHash,
+        why: &'static str,
+        reply: Option<oneshot::Sender<Option<Commit<bool>>>>,
+    },
+    Stop {
+        reply: oneshot::Sender<Result<(), StopRefusal>>,
+    },
+    /// Something happened to the instance: look at it again.
+    InstanceChanged,
+    /// Look at your counts again.
+    Nudge,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum StopRefusal {
+    Busy(String),
+    Failed(String),
+}
+
+/// What a worker lets others see without asking it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Status {
+    /// `None` until it has looked for the first time: till then its record says more.
+    pub(super) phase: Option<Phase>,
+    pub(super) reason: String,
+    pub(super) step: Option<&'static str>,
+}
 
 /// A daemon that answers, as its worker knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +82,7 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 
 /// One request that is parked until the daemon answers. Whoever went away has closed its reply.
 pub(super) enum Waiter {
-    Route { lease: Lease, reply: Reply<Granted> },
+    Route { token: TokenHash, reply: Reply<Granted> },
     Connect { reply: Reply<(Warm, Held)> },
 }
 
