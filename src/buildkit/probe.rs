@@ -38,6 +38,13 @@ impl ProbeError {
 pub trait DaemonProbe: Send + Sync + 'static {
     /// `Ok` when the daemon can build now. Waits for an answer until `deadline` at most.
     async fn serving(&self, target: &DaemonTarget, deadline: Instant) -> Result<(), ProbeError>;
+
+    /// Has the daemon measure what it has not measured yet; to be called before it is stopped.
+    ///
+    /// buildkitd forgets the size of a record that a build has written to. Its garbage collection, a second after the
+    /// next start, measures such records and locks them meanwhile; and a build that finds its cache mount locked gets an
+    /// empty one (BuildKit v0.34, `cache/manager.go`). Sizes that are known before the stop are kept.
+    async fn settle(&self, target: &DaemonTarget, deadline: Instant) -> Result<(), ProbeError>;
 }
 
 /// Asks buildkitd itself.
@@ -49,6 +56,12 @@ impl DaemonProbe for GrpcProbe {
     async fn serving(&self, target: &DaemonTarget, deadline: Instant) -> Result<(), ProbeError> {
         let mut control = Control::connect(target, deadline).await?;
         if control.workers(deadline).await?.is_empty() { Err(ProbeError::NoWorker) } else { Ok(()) }
+    }
+
+    async fn settle(&self, target: &DaemonTarget, deadline: Instant) -> Result<(), ProbeError> {
+        // Asking for it makes it measure.
+        Control::connect(target, deadline).await?.disk_usage(deadline).await?;
+        Ok(())
     }
 }
 
@@ -103,6 +116,10 @@ mod tests {
     impl DaemonProbe for Scripted {
         async fn serving(&self, _: &DaemonTarget, _: Instant) -> Result<(), ProbeError> {
             (self.answer)(self.asked.fetch_add(1, Ordering::SeqCst))
+        }
+
+        async fn settle(&self, _: &DaemonTarget, _: Instant) -> Result<(), ProbeError> {
+            Ok(())
         }
     }
 

@@ -67,6 +67,9 @@ const PROBE_CREDENTIAL_RENEWED: Duration = Duration::from_secs(1800);
 /// How long a look waits for a daemon that runs; a loaded one is looked at again by the wait for its first answer.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Measuring walks what the last builds wrote. Within the margin that a stop has beyond its drain.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(10);
+
 impl HostEffects {
     pub fn new(config: HostEffectsConfig, parts: HostParts) -> Self {
         Self { config, parts, targets: Mutex::default() }
@@ -238,6 +241,21 @@ impl HostEffects {
         Err(EffectError::Exited { key: record.key.clone(), log })
     }
 
+    /// Before a stop in peace. One that cannot be settled is stopped all the same.
+    async fn settle(&self, record: &ProjectRecord) {
+        let deadline = tokio::time::Instant::now() + SETTLE_PATIENCE;
+        let settled = async {
+            let target = self.target(record).await?;
+            tokio::time::timeout_at(deadline, self.parts.probe.settle(&target, deadline))
+                .await
+                .map_err(|_| EffectError::TimedOut { step: "measure the cache", after: SETTLE_PATIENCE })??;
+            Ok::<(), EffectError>(())
+        };
+        if let Err(error) = settled.await {
+            tracing::debug!(key = %record.key, %error, "stopped without having measured its cache");
+        }
+    }
+
     /// Whether a daemon that runs answers now. Why not is the business of the wait for it.
     async fn is_serving(&self, record: &ProjectRecord) -> Result<bool, EffectError> {
         let target = self.target(record).await?;
@@ -284,7 +302,10 @@ impl Effects for HostEffects {
             Step::AwaitServing => self.await_serving(record).await?,
             Step::StopInstance(how) => {
                 let bound = match how {
-                    Stop::Graceful => StopBound::Graceful(self.config.deadlines.drain),
+                    Stop::Graceful => {
+                        self.settle(record).await;
+                        StopBound::Graceful(self.config.deadlines.drain)
+                    }
                     Stop::Force => StopBound::Force,
                 };
                 runtime.stop(&self.spec_on_host(record).await?, bound).await?;

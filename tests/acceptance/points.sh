@@ -40,7 +40,6 @@ leases_of() { kiln show "$1" --json | sed -n 's/.*"id": "\([0-9a-f]*\)".*/\1/p' 
 all_leases() { kiln ps --json | grep -c '"renewed":' || true; }
 no_leases() { [[ $(all_leases) -eq 0 ]]; }
 no_connections() { ! kiln ps --json | grep '"connections":' | grep -v '"connections": 0' >/dev/null; }
-is_quiet() { [[ $(project "$1" connections) == 0 ]]; }
 is_phase() { [[ $(project "$1" phase) == "$2" ]]; }
 
 # starts: "COUNT KEY" of every start in the journal.
