@@ -9,8 +9,8 @@
 //! * **Stability.** The reference trims once, so its result may change when normalised again (`a///`, `x.git.git`).
 //!   Kiln trims until nothing changes: a normalised name is its own normal form.
 //! * **`git+ssh://`**, `ssh+git://` and `git+https://` are schemes too.
-//! * **Refused**, where the reference hashes what it is given: control characters and white space inside the name, and
-//!   `?` or `#`, which belong to a web page's address and not to a repository.
+//! * **Refused**, where the reference hashes what it is given: control characters, white space and invisible characters
+//!   inside the name, and `?` or `#`, which belong to a web page's address and not to a repository.
 
 use std::fmt;
 
@@ -45,7 +45,9 @@ impl RepoName {
             return Err(RepoError::TooLong(spelling.len()));
         }
         let trimmed = spelling.trim();
-        if let Some(bad) = trimmed.chars().find(|c| c.is_control() || c.is_whitespace() || matches!(c, '?' | '#')) {
+        if let Some(bad) =
+            trimmed.chars().find(|c| c.is_control() || c.is_whitespace() || is_invisible(*c) || matches!(c, '?' | '#'))
+        {
             return Err(RepoError::Character(bad));
         }
         let mut name: String = trimmed.chars().map(lower).collect();
@@ -97,6 +99,12 @@ fn normalise_once(name: &str) -> String {
     let path = path.strip_suffix(".git").unwrap_or(path);
     let path = path.strip_suffix('/').unwrap_or(path);
     path.replace("//", "/")
+}
+
+/// Unicode's marks of direction and characters of no width: two names that look alike would differ in them, and a name
+/// could turn round what stands beside it in a list.
+pub(crate) fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// `user:password@` counts only in front of the first slash.
@@ -189,6 +197,13 @@ mod tests {
             ("h/a\u{85}b", '\u{85}'),
         ] {
             assert_eq!(RepoName::parse(spelling), Err(RepoError::Character(bad)), "of {spelling:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_refused() {
+        for spelling in ["h/a\u{202e}b", "h/a\u{200b}", "h/\u{2066}a"] {
+            assert!(matches!(RepoName::parse(spelling), Err(RepoError::Character(_))), "of {spelling:?}");
         }
     }
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::repo::{RepoError, RepoName, lower};
+use crate::repo::{RepoError, RepoName, is_invisible, lower};
 
 /// Longest component name and target, in bytes (the reference's limits).
 pub const MAX_NAME_BYTES: usize = 128;
@@ -65,7 +65,7 @@ pub enum SpecError {
     Repo(#[from] RepoError),
     #[error("{field} is too long: {bytes} bytes, at most {max} are accepted")]
     TooLong { field: &'static str, bytes: usize, max: usize },
-    #[error("{field} contains {found:?}: leave out control characters")]
+    #[error("{field} contains {found:?}: leave out what cannot be printed")]
     Control { field: &'static str, found: char },
     #[error("unsupported arch {0:?}: use amd64 or arm64")]
     Arch(String),
@@ -89,7 +89,7 @@ fn component(field: &'static str, text: &str, max: usize) -> Result<String, Spec
     }
     let text = text.trim();
     // NUL separates the parts of a key, so it could forge another project's identity; the rest only spoils logs.
-    if let Some(found) = text.chars().find(|c| c.is_control()) {
+    if let Some(found) = text.chars().find(|c| c.is_control() || is_invisible(*c)) {
         return Err(SpecError::Control { field, found });
     }
     Ok(text.chars().map(lower).collect())
@@ -131,6 +131,6 @@ mod tests {
 
     #[test]
     fn a_nul_cannot_forge_another_project() {
-        assert!(error("h/r", "a\0default\0amd64", "", "amd64").contains("control"));
+        assert!(error("h/r", "a\0default\0amd64", "", "amd64").contains("cannot be printed"));
     }
 }
