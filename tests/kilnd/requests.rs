@@ -40,8 +40,8 @@ fn what_is_no_request_is_refused_and_changes_nothing() {
             (r#"{"repo":"h/o\u0000/r","arch":"amd64"}"#, &[r"repo contains '\0'", "github.com/org/repo"]),
             (r#"{"repo":"h/o\u001b[31m/r","arch":"amd64"}"#, &[r"repo contains '\u{1b}'"]),
             (r#"{"repo":"h/o\n/r","arch":"amd64"}"#, &[r"repo contains '\n'"]),
-            (r#"{"repo":"h/o/r","name":"a\u0000b","arch":"amd64"}"#, &["name contains", "control"]),
-            (r#"{"repo":"h/o/r","target":"a\u0007","arch":"amd64"}"#, &["target contains", "control"]),
+            (r#"{"repo":"h/o/r","name":"a\u0000b","arch":"amd64"}"#, &["name contains", "printed"]),
+            (r#"{"repo":"h/o/r","target":"a\u0007","arch":"amd64"}"#, &["target contains", "printed"]),
             (r#"{"repo":"h/o/r"}"#, &["unsupported arch", "amd64 or arm64"]),
             (r#"{"repo":"h/o/r","arch":"riscv64"}"#, &[r#"unsupported arch "riscv64""#, "amd64 or arm64"]),
         ] {
