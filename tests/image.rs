@@ -34,7 +34,7 @@ async fn an_image_is_made_once() {
     assert_eq!(first.fingerprint, second.fingerprint, "equal parts, different images");
     assert!(second.known, "it was given to Incus twice");
 
-    "no-such-pool".clone_into(&mut request.incus.pool);
-    let error = build(&request, |_| {}).await.expect_err("there is no such pool").to_string();
-    assert!(error.contains("no-such-pool") && error.contains("incus storage create"), "{error}");
+    request.init = PathBuf::from("/nonexistent/kiln-init");
+    let error = build(&request, |_| {}).await.expect_err("there is no such program").to_string();
+    assert!(error.contains("/nonexistent/kiln-init"), "{error}");
 }

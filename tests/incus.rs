@@ -312,6 +312,15 @@ async fn two_creators_make_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_storage_pool_that_is_not_there_is_named_with_its_remedy() {
+    let Some(lab) = Lab::new("a_storage_pool_that_is_not_there_is_named_with_its_remedy").await else { return };
+    let config = IncusConfig::new(lab.incus.join("unix.socket"), "no-such-pool".to_owned());
+    let error = IncusRuntime::connect(config, Arc::clone(&lab.network)).await.err().expect("refused").to_string();
+    assert!(error.contains("no-such-pool") && error.contains("incus storage create"), "{error}");
+    lab.done().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn instances_outlive_incus() {
     let Some(mut lab) = Lab::new("instances_outlive_incus").await else { return };
     let spec = lab.started(4).await;

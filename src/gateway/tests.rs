@@ -456,13 +456,14 @@ async fn both_legs_notice_a_peer_that_vanished() {
 #[tokio::test]
 async fn half_open_connections_are_limited_and_those_over_it_told_at_once() {
     let daemon = TcpListener::bind("127.0.0.1:0").await.expect("bound");
-    let limits = Limits { half_open_per_source: 2, connections: 3, ..Limits::default() };
+    // Loopback has no limit of its own: see the tests of `admission`.
+    let limits = Limits { half_open: 2, half_open_per_source: 1, connections: 3, ..Limits::default() };
     let gateway = Running::start(Fake::new(Says::At(v4(&daemon))), limits).await;
     let mut idle = vec![gateway.dial().await, gateway.dial().await];
     until("both are in", || gateway.gateway.counters().snapshot().accepted == 2).await;
     let mut third = gateway.dial().await;
     assert_eq!(rest_of(&mut third).await.expect("an alert"), Alert::InternalError.to_bytes());
-    assert_eq!(gateway.refused(Refusal::TooManyFromSource), 1);
+    assert_eq!(gateway.refused(Refusal::TooManyHalfOpen), 1);
     // One of them says its name: there is room for another.
     idle[0].write_all(&hello(NAME)).await.expect("written");
     until("it is relayed", || gateway.gateway.counters().snapshot().open == 1).await;
