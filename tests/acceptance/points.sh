@@ -72,7 +72,7 @@ asks() {
 # is just writing then sees only the reset; so it is asked a few times. is_refused WORD...: asks, or another call.
 is_refused() {
     local tries
-    for ((tries = 0; tries < 10; tries++)); do
+    for ((tries = 0; tries < 60; tries++)); do
         if "$@"; then return 1; fi
         if grep -q 'remote error: tls' "$home/asked"; then return 0; fi
     done
