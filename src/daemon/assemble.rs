@@ -90,6 +90,7 @@ pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
     // First: whoever holds the database owns the host's objects.
     let store = Store::open(&config.database())?;
     make_directory(&config.run_dir, 0o755)?;
+    check_private(&config.run_dir)?;
     let effects = Arc::new(host_effects(config).await?);
     let pki = Pki::new(&config.state_dir)?;
     let foundations = Foundations {

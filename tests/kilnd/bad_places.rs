@@ -67,6 +67,15 @@ fn the_volumes_directory_is_missing_or_a_file() {
 }
 
 #[test]
+fn the_run_directory_can_be_changed_by_others() {
+    let stage = Stage::new("");
+    let run = stage.host().join("run");
+    fs::create_dir_all(&run).expect("made");
+    fs::set_permissions(&run, fs::Permissions::from_mode(0o777)).expect("set");
+    stage.fails().says(1, &[&run.display().to_string(), "can be changed by others", "chmod go-w"]);
+}
+
+#[test]
 fn the_state_directory_can_be_changed_by_others() {
     let stage = Stage::new("");
     fs::create_dir_all(stage.state()).expect("made");
