@@ -122,7 +122,8 @@ async fn is_found(runtime: &dyn Runtime, spec: &InstanceSpec, running: bool) -> 
     assert_eq!(found.len(), 1, "{found:?}");
     let found = found.remove(0);
     assert_eq!((found.key.as_ref(), found.running), (Some(&spec.key), running));
-    assert!(spec.properties.iter().all(|(name, value)| found.properties.get(name) == Some(value)), "{found:?}");
+    let carried = |name: &String| found.properties.get(name).map_or("", String::as_str);
+    assert!(spec.properties.iter().all(|(name, value)| carried(name) == value), "{found:?}");
     found
 }
 

@@ -115,7 +115,7 @@ pub struct FoundInstance {
     pub name: String,
     /// `None` for what does not carry our mark.
     pub key: Option<Key>,
-    /// What it carries of [`InstanceSpec::properties`], as far as it can be read.
+    /// What it carries of [`InstanceSpec::properties`], as far as it can be read. One whose value was empty may be missing.
     pub properties: Properties,
     /// Also of one that is on its way up or down, and of one of which it cannot be told.
     pub running: bool,

@@ -260,7 +260,7 @@ impl Instances {
         if let Some(daemon) = run.daemon.clone() {
             let lives = daemon.lives(&self.boot).map_err(io)?
                 && proc::is_daemon(daemon.pid, &run.program, &run.volume).map_err(io)?;
-            return Ok(lives.then(|| (daemon, run)));
+            return Ok(lives.then_some((daemon, run)));
         }
         let Some(daemon) = self.search(&run.program, &run.volume).map_err(io)? else { return Ok(None) };
         let (desk, run) = (self.desk(key), RunFile { daemon: Some(daemon.clone()), ..run });

@@ -375,9 +375,9 @@ async fn another_program_is_seen_until_the_next_start() {
     // Put in its place, as a package does it; and written over, with the same size.
     let (program, script) = (&lab.config.buildkitd, lab.directory.path().join("script"));
     let install = || {
-        assert!(
-            Command::new("install").args(["-m", "0755"]).arg(&script).arg(program).status().expect("install").success()
-        )
+        let mut install = Command::new("install");
+        install.args(["-m", "0755"]).arg(&script).arg(program);
+        assert!(install.status().expect("install").success());
     };
     install();
     assert_eq!(outdated(&runtime).await, [Change::Program]);
