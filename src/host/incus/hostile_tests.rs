@@ -53,7 +53,7 @@ impl Drop for Stub {
     }
 }
 
-fn sync(metadata: Value) -> Answer {
+fn sync(metadata: &Value) -> Answer {
     Answer::Json(json!({"type": "sync", "status_code": 200, "metadata": metadata}))
 }
 
@@ -78,12 +78,12 @@ impl Stub {
             }
         });
         let stub = Self { directory, rules, asked, server };
-        stub.says("GET", "/1.0", sync(json!({"api_extensions": prepare::EXTENSIONS, "auth": "trusted"})));
-        stub.says("GET", "/1.0/projects/kiln", sync(json!({"config": {"features.images": "true"}})));
-        stub.says("GET", "/1.0/storage-pools/kiln", sync(json!({})));
-        stub.says("GET", "/1.0/images/aliases/kiln", sync(json!({"target": "2f1c"})));
-        stub.says("GET", "/1.0/instances", sync(json!([])));
-        stub.says("GET", "/1.0/operations", sync(json!({})));
+        stub.says("GET", "/1.0", sync(&json!({"api_extensions": prepare::EXTENSIONS, "auth": "trusted"})));
+        stub.says("GET", "/1.0/projects/kiln", sync(&json!({"config": {"features.images": "true"}})));
+        stub.says("GET", "/1.0/storage-pools/kiln", sync(&json!({})));
+        stub.says("GET", "/1.0/images/aliases/kiln", sync(&json!({"target": "2f1c"})));
+        stub.says("GET", "/1.0/instances", sync(&json!([])));
+        stub.says("GET", "/1.0/operations", sync(&json!({})));
         stub
     }
 
@@ -170,14 +170,14 @@ fn nonsense() -> Vec<(&'static str, Answer)> {
         ("JSON of another shape", text("[1, 2]")),
         ("JSON in pieces", text("{\"type\": \"sync\", \"metadata\": {")),
         ("deep JSON", text(&"[".repeat(100_000))),
-        ("numbers out of range", sync(json!({"name": name(), "status_code": 70_000, "last_used_at": "x"}))),
-        ("a negative state", sync(json!({"name": name(), "status_code": -1, "last_used_at": "x"}))),
-        ("a state that nobody knows", sync(json!({"name": name(), "status_code": 199, "last_used_at": "x"}))),
-        ("another instance", sync(json!({"name": "web", "status_code": 102, "last_used_at": "x"}))),
-        ("one that runs and was never started", sync(json!({"name": name(), "status_code": 103}))),
-        ("a list of nothing", sync(Value::Null)),
+        ("numbers out of range", sync(&json!({"name": name(), "status_code": 70_000, "last_used_at": "x"}))),
+        ("a negative state", sync(&json!({"name": name(), "status_code": -1, "last_used_at": "x"}))),
+        ("a state that nobody knows", sync(&json!({"name": name(), "status_code": 199, "last_used_at": "x"}))),
+        ("another instance", sync(&json!({"name": "web", "status_code": 102, "last_used_at": "x"}))),
+        ("one that runs and was never started", sync(&json!({"name": name(), "status_code": 103}))),
+        ("a list of nothing", sync(&Value::Null)),
         ("a lie in lines of its own", error(500, "no\n2026-01-01 INFO all is well\u{1b}[2J")),
-        ("a long lie", sync(Value::String("x\n".repeat(100_000)))),
+        ("a long lie", sync(&Value::String("x\n".repeat(100_000)))),
         ("an error without a code", Answer::Json(json!({"type": "error"}))),
         ("its own failure", error(500, "database is locked")),
         ("that it is starting", error(503, "Daemon is starting up")),
@@ -209,7 +209,7 @@ fn instance(status_code: u16) -> Answer {
     let mut made = super::wanted::creation(&spec(), &config);
     made["status_code"] = json!(status_code);
     made["last_used_at"] = json!("2026-01-01T00:00:00Z");
-    sync(made)
+    sync(&made)
 }
 
 /// A runtime on a stub, with a table of its own; `None` says why on stderr.
@@ -280,7 +280,7 @@ async fn nonsense_is_no_list_and_no_measure() {
             clear(what, runtime.cpu_time(&spec)).await;
         }
     }
-    let measured = |usage: i64| sync(json!({"status_code": 103, "cpu": {"usage": usage}}));
+    let measured = |usage: i64| sync(&json!({"status_code": 103, "cpu": {"usage": usage}}));
     for (usage, expected) in [(5_000, Some(Duration::from_micros(5))), (0, None), (-1, None), (i64::MIN, None)] {
         stub.says("GET", &path, measured(usage));
         assert_eq!(runtime.cpu_time(&spec).await.expect("measured"), expected);
@@ -375,7 +375,7 @@ async fn an_operation_that_never_ends_is_asked_for_in_peace() {
     assert!(matches!(waited, Err(ApiError::TimedOut { .. })), "{waited:?}");
     assert!(stub.asked("wait") < 20, "asked {} times in half a second", stub.asked("wait"));
     // An answer that is no operation at all.
-    stub.says("POST", "/1.0/x", sync(json!({})));
+    stub.says("POST", "/1.0/x", sync(&json!({})));
     let outcome = stub.client().operate(Method::POST, "/1.0/x", None, SOON).await;
     assert!(matches!(outcome, Err(ApiError::Garbled { .. })), "{outcome:?}");
 }
