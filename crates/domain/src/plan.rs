@@ -30,7 +30,8 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::lease::{Lease, LeasePolicy};
-use crate::project::{Phase, ProjectRecord, Tier};
+use crate::project::{Phase, ProjectRecord};
+use crate::settings::Tier;
 use crate::time::Timestamp;
 
 /// The host's settings that the rules need.
@@ -62,7 +63,7 @@ impl Demand<'_> {
             Some(Reason::Leased { leases })
         } else if self.waiters > 0 {
             Some(Reason::Requested)
-        } else if record.settings.tier == Tier::Hot && !self.stop_requested {
+        } else if record.settings.tier == Some(Tier::Hot) && !self.stop_requested {
             Some(Reason::Hot)
         } else {
             None

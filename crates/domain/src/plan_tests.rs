@@ -16,7 +16,7 @@ fn at(seconds: i64) -> Timestamp {
 }
 
 fn lease_of(seconds: i64) -> Lease {
-    Lease::new(LeaseToken::from_random([1; 8]).hash(), at(seconds))
+    Lease::new(LeaseToken::from_random([1; 8]).hash(), at(seconds), &POLICY.lease)
 }
 
 fn record() -> ProjectRecord {
@@ -156,7 +156,7 @@ fn a_clock_set_back_does_not_make_a_window_endless() {
 #[test]
 fn hot_is_never_idle_and_comes_back_but_obeys_an_admin() {
     let mut case = Case::new(running(true));
-    case.record.settings.tier = Tier::Hot;
+    case.record.settings.tier = Some(Tier::Hot);
     case.now = at(1_000_000);
     assert_eq!((case.step(), case.plan().reason), (None, Reason::Hot));
     case.observed.instance = InstanceSeen::Stopped;
@@ -255,7 +255,7 @@ fn any_case() -> impl Strategy<Value = Case> {
             let mut case = Case::new(instance);
             case.observed.volume = volume;
             case.observed.files = files;
-            case.record.settings.tier = if hot { Tier::Hot } else { Tier::Warm };
+            case.record.settings.tier = Some(if hot { Tier::Hot } else { Tier::Warm });
             case.gave_up_on = gave_up.then_some("run-1");
             (0..setbacks).for_each(|n| case.setbacks = case.setbacks.and_another(at(i64::from(n))));
             Case {
