@@ -278,8 +278,8 @@ impl Effects for HostEffects {
         let instance = match self.parts.runtime.look(&self.spec(record, path)).await? {
             InstanceState::Absent => InstanceSeen::Absent,
             InstanceState::HalfMade { why } => InstanceSeen::HalfMade { why },
-            InstanceState::Stopped => InstanceSeen::Stopped,
-            InstanceState::Running { incarnation } => {
+            InstanceState::Stopped { .. } => InstanceSeen::Stopped,
+            InstanceState::Running { incarnation, .. } => {
                 InstanceSeen::Running { incarnation, serving: self.is_serving(record).await? }
             }
         };
