@@ -127,8 +127,12 @@ impl Projects {
     pub async fn start(&self, shutdown: CancellationToken) -> Result<JoinHandle<()>, StoreError> {
         // Before the first look, so that nothing that happens after it goes unheard.
         let events = self.shared.effects.events();
-        for record in self.shared.store.active_projects().await? {
-            self.registry.spawn(&self.shared, &record.key);
+        let found = self.shared.store.take_up().await?;
+        for record in found.projects {
+            let leased = found.leases.iter().any(|(key, _)| *key == record.key);
+            if leased || !record.phase.is_quiet() || record.settings.tier == Some(kiln_domain::Tier::Hot) {
+                self.registry.spawn(&self.shared, &record.key);
+            }
         }
         let projects = self.clone();
         Ok(tokio::spawn(async move {

@@ -458,9 +458,10 @@ impl Worker {
     /// The lease is born here, so that a long start takes nothing of its grace, and counts from here on, in memory; the
     /// caller waits until it is on disk. Not waiting for it here is what lets the leases of many callers share one commit.
     fn grant(&mut self, warm: Warm, token: TokenHash, reply: Reply<Granted>) {
-        let lease = Lease::new(token.clone(), self.now());
+        let lease = Lease::new(token.clone(), self.now(), &self.shared.policy.lease);
+        self.record.builds.note(lease.created);
         let event = self.event("routed", format!("a build was routed to generation {}", warm.generation.get()));
-        let durable = self.shared.store.add_lease(&self.key, &lease, Some(event));
+        let durable = self.shared.store.add_lease(&self.key, &lease, &self.record.builds, Some(event));
         self.leases.push(lease);
         let undelivered = Undelivered::new(self.desk.own_mailbox.clone(), token);
         // A caller that has gone drops the grant, and that releases the lease.
@@ -475,11 +476,11 @@ impl Worker {
     }
 
     fn forget_expired_leases(&mut self) {
-        let (now, policy) = (self.now(), self.shared.policy.lease);
+        let now = self.now();
         let expired: Vec<TokenHash> =
-            self.leases.iter().filter(|l| l.is_expired(now, &policy)).map(|l| l.token.clone()).collect();
+            self.leases.iter().filter(|l| l.is_expired(now)).map(|l| l.token.clone()).collect();
         if !expired.is_empty() {
-            self.leases.retain(|lease| !lease.is_expired(now, &policy));
+            self.leases.retain(|lease| !lease.is_expired(now));
             let text = format!("{} lease(s) reached the maximum build age", expired.len());
             drop(self.shared.store.forget_leases(expired));
             let event = self.event("expired", text);
@@ -488,11 +489,11 @@ impl Worker {
     }
 
     fn next_expiry(&self) -> Option<Timestamp> {
-        self.leases.iter().map(|lease| lease.expires(&self.shared.policy.lease)).min()
+        self.leases.iter().map(|lease| lease.expires).min()
     }
 
     fn event(&self, kind: &'static str, text: String) -> NewEvent {
-        NewEvent { at: self.now(), key: Some(self.key.clone()), kind, text }
+        NewEvent::new(self.now(), Some(&self.key), kind, text)
     }
 
     fn log_event(&self, event: NewEvent) {
