@@ -147,8 +147,45 @@ impl Projects {
         Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), pki, entropy }
     }
 
+<<<<<<< HEAD
     /// A daemon that answers, and a lease on it that is on disk; or, where the caller does not want to wait, the lease
     /// and where the daemon stands.
+=======
+    /// Takes up what was going on when Kiln last ran, and listens to the runtime until `shutdown` in a task of its own.
+    ///
+    /// To be awaited before the first request is answered: it may be the end of a build whose lease was made before.
+    pub async fn start(&self, shutdown: CancellationToken) -> Result<JoinHandle<()>, StoreError> {
+        // Before the first look, so that nothing that happens after it goes unheard.
+        let events = self.shared.effects.events();
+        let found = self.shared.store.take_up().await?;
+        for record in found.projects {
+            let leased = found.leases.iter().any(|(key, _)| *key == record.key);
+            if leased || !record.phase.is_quiet() || record.settings.tier == Some(kiln_domain::Tier::Hot) {
+                self.registry.spawn(&self.shared, &record.key);
+            }
+        }
+        let projects = self.clone();
+        Ok(tokio::spawn(async move {
+            shutdown.run_until_cancelled(projects.listen(events)).await;
+        }))
+    }
+
+    async fn listen(&self, mut events: broadcast::Receiver<InstanceEvent>) {
+        loop {
+            let workers = match events.recv().await {
+                Ok(InstanceEvent::Changed(key)) => self.registry.get(&key).into_iter().collect(),
+                Ok(InstanceEvent::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => self.registry.all(),
+                Err(broadcast::error::RecvError::Closed) => return,
+            };
+            for WorkerHandle { mailbox, .. } in workers {
+                // A worker that has gone has nothing running.
+                let _ = mailbox.send(Message::InstanceChanged).await;
+            }
+        }
+    }
+
+    /// A daemon that answers, and a lease on it that is on disk. Waits for the daemon if need be.
+>>>>>>> store
     pub async fn route(&self, spec: BuildSpec, options: RouteOptions) -> Result<Routed, RouteError> {
         self.check_lane(options.untrusted)?;
         let key = Key::of(&spec);

@@ -21,6 +21,14 @@ pub enum StoreError {
     NoAddress { pool: AddressPool },
     #[error("there is no project {key} in the database")]
     UnknownProject { key: Key },
+    #[error("project {key} is {phase} and not being removed: nothing of it is forgotten")]
+    NotRemoving { key: Key, phase: String },
+    /// Only somebody else's hand can have written this.
+    #[error(
+        "what the database holds under {stored} belongs under {right}: give it that key again, or remove the row, and \
+         its project is found again by its next build"
+    )]
+    WrongKey { stored: Key, right: Key },
     #[error("the database has {waiting} writes waiting and takes no more: try again in a second")]
     WritesWaiting { waiting: usize },
     #[error("no connection to the database became free within {seconds} s: try again in a second")]

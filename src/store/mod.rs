@@ -36,12 +36,13 @@ mod writes;
 use std::path::Path;
 use std::sync::Arc;
 
-use kiln_domain::{AddressPool, BuildSpec, Key, Lease, ProjectRecord, Timestamp, TokenHash};
+use kiln_domain::{AddressPool, BuildSpec, BuildTimes, Key, Lease, ProjectRecord, Timestamp, TokenHash};
 use tokio::sync::broadcast;
 
 pub use error::{OpenError, StoreError};
 pub use events::{Event, NewEvent};
 use readers::Readers;
+pub use rows::{Damaged, TakenUp};
 use writer::Writer;
 pub use writer::{Commit, Figures};
 pub use writes::Created;
@@ -90,20 +91,26 @@ impl Store {
         self.inner.readers.read(move |connection| rows::project(connection, &key)).await
     }
 
-    /// All of them, by key.
+    /// All that can be read, by key. [`Store::take_up`] tells of the others.
     pub async fn projects(&self) -> Result<Vec<ProjectRecord>, StoreError> {
         self.inner.readers.read(rows::projects).await
     }
 
-    /// Those that a worker must look at after a restart: not quiet, hot, or with leases. By key.
-    pub async fn active_projects(&self) -> Result<Vec<ProjectRecord>, StoreError> {
-        self.inner.readers.read(rows::active_projects).await
+    /// Everything a start of Kiln has to know. A damaged row is told of and spoils nothing else.
+    pub async fn take_up(&self) -> Result<TakenUp, StoreError> {
+        self.inner.readers.read(rows::take_up).await
     }
 
     /// A project's leases, the oldest first; none of a project that is unknown.
     pub async fn leases(&self, key: &Key) -> Result<Vec<Lease>, StoreError> {
         let key = key.clone();
         self.inner.readers.read(move |connection| rows::leases(connection, &key)).await
+    }
+
+    /// The lease with this token, and whose it is.
+    pub async fn lease(&self, token: &TokenHash) -> Result<Option<(Key, Lease)>, StoreError> {
+        let token = token.clone();
+        self.inner.readers.read(move |connection| rows::lease(connection, &token)).await
     }
 
     /// The leases of all projects, by key and age.
@@ -114,6 +121,12 @@ impl Store {
     /// At most `limit` events with ids above `after`, in order. The journal keeps the newest 100 000.
     pub async fn events(&self, after: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
         self.inner.readers.read(move |connection| rows::events(connection, after, limit)).await
+    }
+
+    /// The latest `limit` events about a project, the newest last.
+    pub async fn events_of(&self, key: &Key, limit: u32) -> Result<Vec<Event>, StoreError> {
+        let key = key.clone();
+        self.inner.readers.read(move |connection| rows::events_of(connection, &key, limit)).await
     }
 
     /// 0 before the first.
@@ -127,6 +140,12 @@ impl Store {
         self.inner.writer.subscribe()
     }
 
+    /// Whether the database is new, and the projects that the host may have are not in it: until [`Store::rebuilt`]. So a
+    /// crash in the middle of rebuilding only means that it is done again.
+    pub async fn needs_rebuild(&self) -> Result<bool, StoreError> {
+        self.inner.readers.read(|connection| rows::note(connection, writes::REBUILT)).await.map(|note| note.is_none())
+    }
+
     pub fn figures(&self) -> Figures {
         self.inner.writer.figures()
     }
@@ -138,17 +157,37 @@ impl Store {
         self.inner.writer.submit(move |writing| writes::create_project(writing, spec, pool, now))
     }
 
-    /// Writes phase, generation, incarnation, settings and last activity as `record` has them; identity, address and
-    /// birth are for life.
+    /// Puts in a whole record, as a rebuild or the trash has it. Its address is kept if it is free and in `pool`; else it
+    /// gets the lowest free one. One that is there already with this identity is answered as it is, and `event` is not
+    /// written; one with another identity is [`StoreError::OtherIdentity`].
+    pub fn adopt_project(&self, record: ProjectRecord, pool: AddressPool, event: Option<NewEvent>) -> Commit<Created> {
+        self.inner.writer.submit(move |writing| writes::adopt_project(writing, record, pool, event))
+    }
+
+    /// Writes phase, generation, incarnation, settings, builds and last activity as `record` has them; identity, address
+    /// and birth are for life.
     pub fn save_project(&self, record: &ProjectRecord, event: Option<NewEvent>) -> Commit<()> {
         let record = record.clone();
         self.inner.writer.submit(move |writing| writes::save_project(writing, &record, event))
     }
 
-    /// Adds the lease and moves the project's last activity forward to the lease's birth.
-    pub fn add_lease(&self, key: &Key, lease: &Lease, event: Option<NewEvent>) -> Commit<()> {
-        let (key, lease) = (key.clone(), lease.clone());
-        self.inner.writer.submit(move |writing| writes::add_lease(writing, &key, &lease, event))
+    /// Forgets a project and its leases; its events stay. False: there was none, and nothing is written. In any phase but
+    /// `Removing` it is [`StoreError::NotRemoving`].
+    pub fn remove_project(&self, key: &Key, event: Option<NewEvent>) -> Commit<bool> {
+        let key = key.clone();
+        self.inner.writer.submit(move |writing| writes::remove_project(writing, &key, event))
+    }
+
+    /// Adds the lease, moves the project's last activity forward to the lease's birth, and notes its builds.
+    pub fn add_lease(&self, key: &Key, lease: &Lease, builds: &BuildTimes, event: Option<NewEvent>) -> Commit<()> {
+        let (key, lease, builds) = (key.clone(), lease.clone(), builds.clone());
+        self.inner.writer.submit(move |writing| writes::add_lease(writing, &key, &lease, &builds, event))
+    }
+
+    /// Notes that the client was there at `renewed`, unless it was there later. False: there is no such lease.
+    pub fn renew_lease(&self, token: &TokenHash, renewed: Timestamp) -> Commit<bool> {
+        let token = token.clone();
+        self.inner.writer.submit(move |writing| writes::renew_lease(writing, &token, renewed))
     }
 
     /// Removes the lease and moves its project's last activity forward to `now`. Where there is none: false, and
@@ -161,6 +200,16 @@ impl Store {
     /// Removes leases that count no more, which is nobody's activity. Resolves to how many there were.
     pub fn forget_leases(&self, tokens: Vec<TokenHash>) -> Commit<usize> {
         self.inner.writer.submit(move |writing| writes::forget_leases(writing, &tokens))
+    }
+
+    /// A write that changes something, committed like any other: whether the database can be written to.
+    pub fn ping(&self) -> Commit<()> {
+        self.inner.writer.submit(|writing| writes::ping(writing))
+    }
+
+    /// The projects of the host are in the database; ends [`Store::needs_rebuild`].
+    pub fn rebuilt(&self, event: Option<NewEvent>) -> Commit<()> {
+        self.inner.writer.submit(move |writing| writes::rebuilt(writing, event))
     }
 
     /// Adds to the journal; resolves to the event's id.

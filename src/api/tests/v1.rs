@@ -41,8 +41,8 @@ async fn projects_are_listed_shown_and_stopped() {
 }
 
 async fn record(server: &Server, text: &str) -> i64 {
-    let key = view().key.parse().ok();
-    let event = NewEvent { at: Timestamp::from_millis(1_700_000_000_123), key, kind: "test", text: text.to_owned() };
+    let key: Option<kiln_domain::Key> = view().key.parse().ok();
+    let event = NewEvent::new(Timestamp::from_millis(1_700_000_000_123), key.as_ref(), "test", text);
     server.store.record(event).await.expect("is written")
 }
 
@@ -58,12 +58,7 @@ fn parse(text: &str) -> Vec<EventView> {
 async fn the_journal_is_read_to_its_end() {
     let server = Server::start().await;
     for number in 1..=1200 {
-        drop(server.store.record(NewEvent {
-            at: Timestamp::EPOCH,
-            key: None,
-            kind: "many",
-            text: format!("{number}"),
-        }));
+        drop(server.store.record(NewEvent::new(Timestamp::EPOCH, None, "many", number.to_string())));
     }
     record(&server, "the last").await;
     let answer = server.get("/v1/events?follow=false").await;
@@ -112,7 +107,7 @@ async fn a_follower_gets_what_it_missed_and_what_comes() {
     until("\"three\"", &mut seen).await;
     // More than the broadcast holds, at once: the follower lags and reads the journal.
     for number in 4..=3000 {
-        let event = NewEvent { at: Timestamp::EPOCH, key: None, kind: "burst", text: format!("<{number}>") };
+        let event = NewEvent::new(Timestamp::EPOCH, None, "burst", format!("<{number}>"));
         while server.store.record(event.clone()).await.is_err() {}
     }
     until("<3000>", &mut seen).await;

@@ -16,7 +16,7 @@ async fn victim() {
     let store = Store::open(Path::new(&path)).expect("opens");
     store.create_project(&spec(1), POOL, NOW).await.expect("creates");
     for number in 0.. {
-        store.add_lease(&key(1), &lease(number), Some(event("routed"))).await.expect("adds");
+        add_lease(&store, 1, &lease(number), Some(event("routed"))).await.expect("adds");
         let mut out = std::io::stdout().lock();
         writeln!(out, "acknowledged {number}").and_then(|()| out.flush()).expect("the parent listens");
     }
