@@ -129,6 +129,35 @@ impl Config {
         if self.policy.lease_grace > self.policy.max_build_age {
             return value("policy.lease_grace", &self.policy.lease_grace, "is longer than policy.max_build_age");
         }
+        for (key, percent) in [
+            ("admission.pressure_waits", self.admission.pressure_waits),
+            ("admission.pressure_refuses", self.admission.pressure_refuses),
+            ("admission.full_for_new", self.admission.full_for_new),
+            ("admission.full", self.admission.full),
+        ] {
+            if !(1..=100).contains(&percent) {
+                return value(key, &percent, "give a percentage, 1 to 100");
+            }
+        }
+        for (key, count) in [
+            ("admission.starts", self.admission.starts),
+            ("admission.running", self.admission.running),
+            ("policy.max_leases", self.policy.max_leases),
+        ] {
+            if count == 0 {
+                return value(key, &count, "give at least 1");
+            }
+        }
+        if self.admission.full_for_new > self.admission.full {
+            return value("admission.full_for_new", &self.admission.full_for_new, "is more than admission.full");
+        }
+        if self.policy.wedged_after < SHORTEST_SILENCE {
+            return value("policy.wedged_after", &self.policy.wedged_after, "a loaded daemon is silent for that long: at least 10s");
+        }
+        if let Err(error) = self.rules() {
+            return value("rules", &self.rules.len(), &error.to_string());
+        }
+        self.defaults().check().or_else(|error| value("runtime.limits", &self.runtime.limits, &error.to_string()))?;
         if self.volumes.size < MIN_VOLUME {
             return value("volumes.size", &self.volumes.size, "a cache below 1GiB is of no use");
         }
@@ -137,6 +166,8 @@ impl Config {
 }
 
 const MIN_VOLUME: u64 = 1 << 30;
+
+const SHORTEST_SILENCE: Duration = Duration::from_secs(10);
 
 /// What buildkitd's own socket leaves of `sun_path`'s 108 bytes (see `buildkit::toml`), less `/daemons/` and the longest
 /// key.

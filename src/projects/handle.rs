@@ -24,7 +24,7 @@ use crate::store::{Store, StoreError};
 
 /// A worker that goes just as a message arrives loses it; asking again finds or makes the next one. Twice in a row is
 /// already unlikely.
-const TRIES: usize = 5;
+pub(super) const TRIES: usize = 5;
 
 pub struct ProjectsConfig {
     pub policy: Policy,
@@ -297,7 +297,7 @@ impl Projects {
                 continue;
             }
             if let Ok(answer) = answer.await {
-                return Ok(self.config.addressing.response(&key, answer?));
+                return Ok(self.config.addressing.of_warm(&key, answer?));
             }
         }
         Err(RouteError::Closing)

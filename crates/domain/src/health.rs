@@ -83,7 +83,8 @@ impl Health {
         silence.probes = silence.probes.saturating_add(1);
         silence.worked |= match (silence.cpu, probed.cpu) {
             (Some(before), Some(after)) => {
-                after.saturating_sub(before) > now.since(silence.since) / Self::IDLE_SHARE + Duration::from_millis(20)
+                // What ended drops out of the sum, so a fall is a sign of life as well.
+                after.abs_diff(before) > now.since(silence.since) / Self::IDLE_SHARE + Duration::from_millis(20)
             }
             // What cannot be told may be work.
             _ => true,
