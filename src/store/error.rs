@@ -1,9 +1,10 @@
 //! What can go wrong with the store, once it is open and while it is opened.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_domain::{AddressPool, BuildSpec, Key};
+use rusqlite::ErrorCode;
 use thiserror::Error;
 
 /// Why a read or a write did not happen. A write whose answer is an error is not in the file, with one exception that
@@ -35,6 +36,9 @@ pub enum StoreError {
     ReadsWaiting { seconds: u64 },
     #[error("the database is closed")]
     Closed,
+    /// Nothing was written. Reads go on.
+    #[error("the disk is full: free some space on the file system of {path}")]
+    Full { path: PathBuf },
     #[error("cannot {doing}")]
     Sqlite {
         doing: &'static str,
@@ -55,6 +59,21 @@ impl StoreError {
     pub(super) fn sqlite(doing: &'static str) -> impl Fn(rusqlite::Error) -> Self {
         move |source| Self::Sqlite { doing, source: Arc::new(source) }
     }
+
+    /// Says which database it is where that is what somebody has to know.
+    pub(super) fn of_database(self, path: &Path) -> Self {
+        match &self {
+            Self::Sqlite { source, .. } if is_no_room(source) => Self::Full { path: path.to_owned() },
+            _ => self,
+        }
+    }
+}
+
+/// Where a full disk shows, be it in a write or in the index of the log, which is made anew after a clean stop.
+pub(super) fn is_no_room(error: &rusqlite::Error) -> bool {
+    error.sqlite_error().is_some_and(|error| {
+        error.code == ErrorCode::DiskFull || error.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE
+    })
 }
 
 /// Why the database cannot be used. Nothing was changed when it is refused.
@@ -78,7 +97,7 @@ pub enum OpenError {
     Foreign { path: PathBuf },
     #[error("{path} is damaged: {detail}; {remedy}")]
     Corrupt { path: PathBuf, detail: String, remedy: &'static str },
-    #[error("there is no space left for {path}: free some on its file system, which is full")]
+    #[error("the disk is full: free some space on the file system of {path}")]
     Full { path: PathBuf },
     #[error("cannot {doing} {path}")]
     Io {

@@ -10,6 +10,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 use tracing::warn;
 
 use super::OpenError;
+use super::error::is_no_room;
 use super::lock::beside;
 
 /// `KILN`: tells our file from another program's.
@@ -27,6 +28,9 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The write-ahead log is kept this long. A commit then overwrites blocks that are allocated already, so its
 /// `fdatasync` has no metadata to write: one flush of the disk and no more.
 const WAL_BYTES: u64 = 8 * 1024 * 1024;
+
+/// More than there are, so that each is prepared once.
+const STATEMENTS: usize = 64;
 
 const REMEDY: &str = "restore a copy of it, or move it away and start kilnd again: each cache is found again by the next build of its project";
 
@@ -53,7 +57,17 @@ pub(super) fn open_writer(path: &Path, migrations: &[&str]) -> Result<Connection
     if let Err(error) = allocate_wal(path) {
         warn!(%error, path = %path.display(), "could not allocate the database's log in advance; writes take longer");
     }
-    connection.set_prepared_statement_cache_capacity(32);
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    Ok(connection)
+}
+
+/// The same schema, in memory.
+pub(super) fn open_in_memory() -> Result<Connection, OpenError> {
+    let path = Path::new(":memory:");
+    let mut connection = Connection::open_in_memory().map_err(at(path, "open"))?;
+    migrate(&mut connection, path, 0, MIGRATIONS)?;
+    connection.execute_batch("PRAGMA foreign_keys = ON").map_err(at(path, "set up"))?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
     Ok(connection)
 }
 
@@ -117,7 +131,7 @@ fn check_integrity(connection: &Connection, path: &Path) -> Result<(), OpenError
 fn migrate(connection: &mut Connection, path: &Path, found: usize, migrations: &[&str]) -> Result<(), OpenError> {
     for (index, sql) in migrations.iter().enumerate().skip(found) {
         let version = version_number(index + 1);
-        if index > 0 {
+        if found > 0 {
             keep_copy(connection, path, version)?;
         }
         let migrate = |connection: &mut Connection| {
@@ -181,16 +195,11 @@ fn allocate_wal(path: &Path) -> std::io::Result<()> {
 /// A damaged file may show itself in any statement.
 fn at(path: &Path, doing: &'static str) -> impl Fn(rusqlite::Error) -> OpenError {
     let path = path.to_owned();
-    // Where a full disk shows first after a clean stop: the log's index is made anew.
-    let no_room = |source: &rusqlite::Error| {
-        source.sqlite_error().is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE)
-    };
     move |source| match source.sqlite_error_code() {
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
             OpenError::Corrupt { path: path.clone(), detail: source.to_string(), remedy: REMEDY }
         }
-        Some(ErrorCode::DiskFull) => OpenError::Full { path: path.clone() },
-        _ if no_room(&source) => OpenError::Full { path: path.clone() },
+        _ if is_no_room(&source) => OpenError::Full { path: path.clone() },
         _ => OpenError::Sqlite { doing, path: path.clone(), source },
     }
 }

@@ -7,9 +7,9 @@ use rusqlite::{OptionalExtension as _, ToSql, named_params};
 use serde::Serialize;
 
 use super::StoreError;
+use super::commit::Writing;
 use super::events::{NewEvent, record};
 use super::rows;
-use super::writer::Writing;
 
 /// The answer of [`super::Store::create_project`] and [`super::Store::adopt_project`].
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -99,7 +99,9 @@ async fn a_full_disk_is_an_error_and_not_the_end() {
         }
         assert!(kept < 1000, "the disk is too big");
     };
-    assert!(matches!(error, super::super::StoreError::Sqlite { .. }), "{error:?}");
+    let text = crate::causes::in_one_line(&error);
+    let place = disk.place.path();
+    assert_eq!(text, format!("the disk is full: free some space on the file system of {}", place.display()));
     assert_eq!(store.latest_event_id().await.expect("reads"), kept, "what was acknowledged, and no more");
     assert_eq!(store.project(&record.key).await.expect("reads go on"), Some(record));
     let resized = Command::new("mount").args(["-o", "remount,size=64m"]).arg(disk.place.directory.path()).status();

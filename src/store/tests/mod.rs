@@ -1,6 +1,8 @@
 //! The store over a real file in a directory of its own.
 
 mod durability;
+mod in_memory;
+mod journal;
 mod migrating;
 mod opening;
 mod projects;

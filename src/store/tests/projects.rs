@@ -72,7 +72,7 @@ async fn one_key_with_two_identities_is_refused() {
     let store = place.open();
     store.create_project(&spec(1), POOL, NOW).await.expect("creates");
     // A collision of two 64-bit keys, the cheap way.
-    store.inner.writer.submit(sql("UPDATE projects SET repo = 'github.com/victim/repo'")).await.expect("writes");
+    store.submit(sql("UPDATE projects SET repo = 'github.com/victim/repo'")).await.expect("writes");
     let error = store.create_project(&spec(1), POOL, NOW).await.expect_err("is refused");
     assert!(matches!(&error, StoreError::OtherIdentity { key: k, stored }
         if *k == key(1) && stored.repo.as_str() == "github.com/victim/repo"));
@@ -109,7 +109,7 @@ async fn the_lowest_free_address_is_given_until_there_is_none() {
         (Ipv4Addr::new(10, 0, 1, 0), "DELETE FROM projects WHERE address = 0x0a000100"),
         (pool.last, "DELETE FROM projects WHERE address = 0x0a000102"),
     ] {
-        store.inner.writer.submit(sql(text)).await.expect("deletes");
+        store.submit(sql(text)).await.expect("deletes");
         assert_eq!(address(100 + freed.to_bits() as usize).await.expect("one is free"), freed);
     }
     let empty = AddressPool { first: pool.last, last: pool.first };

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 
 use futures_util::future::join_all;
 
-use super::super::writer::Writing;
+use super::super::commit::Writing;
 use super::super::{StoreError, events};
 use super::*;
 
@@ -12,7 +12,7 @@ use super::*;
 fn hold_the_writer(store: &Store) -> mpsc::Sender<()> {
     let (release, held) = mpsc::channel::<()>();
     let (started, has_started) = mpsc::channel();
-    drop(store.inner.writer.submit(move |_| {
+    drop(store.submit(move |_| {
         let _ = started.send(());
         let _ = held.recv_timeout(Duration::from_secs(20));
         Ok(())
@@ -81,7 +81,7 @@ async fn one_that_fails_harms_nobody_in_its_commit() {
     let release = hold_the_writer(&store);
     let first = add_lease(&store, 1, &lease(1), Some(event("first")));
     let same_token = add_lease(&store, 1, &lease(1), Some(event("same token")));
-    let panics = store.inner.writer.submit::<(), _>(|writing| {
+    let panics = store.submit::<(), _>(|writing| {
         events::record(writing, event("half"))?;
         panic!("a fault in a write (this panic is part of a test)");
     });
@@ -111,7 +111,7 @@ async fn when_a_commit_fails_all_of_it_hear_so_and_the_next_is_fine() {
     for way in ways_to_fail {
         let release = hold_the_writer(&store);
         let before = store.record(event("before"));
-        let culprit = store.inner.writer.submit(sql(way));
+        let culprit = store.submit(sql(way));
         let after = store.record(event("after"));
         drop(release);
         assert!(before.await.is_err() && culprit.await.is_err() && after.await.is_err(), "{way}");
@@ -149,20 +149,6 @@ async fn a_write_stands_when_nobody_waits_for_it() {
     let store = place.open();
     drop(store.record(event("unheard")));
     assert_eq!(store.record(event("heard")).await.expect("is written"), 2, "in the order of submission");
-}
-
-#[tokio::test]
-async fn the_journal_is_bounded_and_its_ids_go_on() {
-    let place = Place::new();
-    let store = place.open();
-    let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100999)
-        INSERT INTO events (id, at, kind, text) SELECT i, 0, 'x', '' FROM n";
-    store.inner.writer.submit(sql(many)).await.expect("fills");
-    assert_eq!(store.record(event("the last drop")).await.expect("is written"), 101_000);
-    let kept = store.events(0, u32::MAX).await.expect("reads");
-    assert_eq!(i64::try_from(kept.len()), Ok(events::KEPT));
-    assert_eq!((kept[0].id, kept[kept.len() - 1].text.as_str()), (1001, "the last drop"));
-    assert_eq!(store.events(100_998, 1).await.expect("reads")[0].id, 100_999);
 }
 
 #[tokio::test]
@@ -208,7 +194,7 @@ async fn a_ping_is_a_write_and_leaves_one_row() {
         let before = store.figures();
         store.ping().await.expect("writes");
         assert_eq!(store.figures().commits - before.commits, 1);
-        let rows = store.inner.readers.read(|connection| {
+        let rows = store.read(|connection| {
             let sql = "SELECT count(*), max(value) FROM notes WHERE name = 'pings'";
             let row = connection.query_row(sql, [], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)));
             row.map_err(StoreError::sqlite("test"))
