@@ -160,5 +160,5 @@ fn to_sse(event: Event) -> sse::Event {
 
 fn to_view(event: Event) -> EventView {
     let Event { id, at, key, kind, text, .. } = event;
-    EventView { id, at: rfc3339(at), key: key.map(String::from), kind, text }
+    EventView { id, at: rfc3339(at), key: key.map(String::from), kind, text, by: None, rule: None }
 }

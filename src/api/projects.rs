@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_secs(2);
 
 impl Routed for projects::Routed {
     fn deliver(self: Box<Self>) -> RouteResponse {
-        projects::Routed::deliver(*self)
+        { let r = self.response(); projects::Routed::delivered(*self); r }
     }
 }
 
@@ -51,8 +51,8 @@ impl Heart for Projects {
     }
 
     async fn stop(&self, key: &Key) -> Result<(), StopError> {
-        use projects::StopError as Stop;
-        Projects::stop(self, key).await.map_err(|error| match error {
+        use projects::VerbError as Stop;
+        Projects::stop(self, key, false).await.map_err(|error| match error {
             Stop::Unknown(key) => StopError::Unknown(key),
             Stop::Busy { need, .. } => StopError::Busy(need),
             other => StopError::Failed(in_one_line(&other)),
@@ -70,6 +70,9 @@ impl From<projects::RouteError> for RouteError {
             Route::Failed { timed_out: true, text, .. } => Self::NotReady(text),
             Route::Failed { retryable: true, text, .. } => Self::Unavailable { why: text, retry_after: SOON },
             Route::NotReady { .. } => Self::NotReady(error.to_string()),
+            Route::TooManyLeases { text } => Self::Unavailable { why: text, retry_after: SOON },
+            Route::OtherIdentity { text } => Self::OtherIdentity(text),
+            Route::Gone => Self::Refused(error.to_string()),
             Route::Closing => Self::Unavailable { why: error.to_string(), retry_after: SOON },
             Route::Store(_) | Route::Failed { .. } | Route::Credential { .. } | Route::Entropy(_) => {
                 Self::Ensure(in_one_line(&error))

@@ -37,7 +37,7 @@ const MAX_KEY_BYTES: usize = 64;
 pub(super) async fn route(State(api): State<Api>, body: Body) -> Result<Json<RouteResponse>, PlainError> {
     let request: RouteRequest = read(body).await?;
     let spec = request.spec().map_err(|error| PlainError::bad_request(error.to_string()))?;
-    let options = RouteOptions { untrusted: request.untrusted, credential: request.credential };
+    let options = RouteOptions { untrusted: request.untrusted, credential: request.credential, ..RouteOptions::default() };
     let routed = api.heart.route(spec, options).await?;
     // From here to the socket nothing waits: whoever went away before this line has dropped `routed`, which releases
     // the lease; an answer lost after it costs the lease's grace period.

@@ -7,7 +7,7 @@ use kiln_domain::explain::Explanation;
 use kiln_domain::plan::{Stop, StopWish};
 use kiln_domain::settings::SettingsError;
 use kiln_domain::{Key, Lease, ProjectRecord, Settings, Step};
-use kiln_wire::units::{size, span};
+use kiln_wire::units::{show_size, show_span};
 use kiln_wire::{LeaseView, Origin, ProjectView, QueuePlace, Setting, SettingsView};
 use thiserror::Error;
 use tokio::sync::oneshot;
@@ -108,6 +108,11 @@ impl Projects {
         Err(VerbError::TimedOut { key: key.clone(), after })
     }
 
+    /// What counts for a project.
+    pub fn settings(&self, record: &ProjectRecord) -> Settings {
+        self.shared.settings(record)
+    }
+
     pub async fn list(&self) -> Result<Vec<ProjectView>, StoreError> {
         let records = self.shared.store.projects().await?;
         let mut leases: HashMap<Key, Vec<Lease>> = HashMap::new();
@@ -176,9 +181,9 @@ impl Projects {
         };
         SettingsView {
             tier: setting(effective.tier.map(|tier| tier.name().to_owned()), |s| s.tier.is_some()),
-            idle_window: setting(Some(span(window)), |s| s.idle_window.is_some()),
-            volume: setting(effective.volume_bytes.map(size), |s| s.volume_bytes.is_some()),
-            memory: setting(effective.memory_bytes.map(size), |s| s.memory_bytes.is_some()),
+            idle_window: setting(Some(show_span(window)), |s| s.idle_window.is_some()),
+            volume: setting(effective.volume_bytes.map(show_size), |s| s.volume_bytes.is_some()),
+            memory: setting(effective.memory_bytes.map(show_size), |s| s.memory_bytes.is_some()),
             cpus: setting(number(effective.cpus), |s| s.cpus.is_some()),
             processes: setting(number(effective.processes), |s| s.processes.is_some()),
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kiln_domain::admission::AdmissionPolicy;
 use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, Rules, Settings};
-use kiln_wire::Credential;
+use kiln_wire::{Credential, RouteResponse};
 use std::net::SocketAddrV4;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -45,6 +45,26 @@ pub struct ProjectsConfig {
     pub trash_kept: Duration,
     /// Whether untrusted builds can be kept apart on this host, and why not.
     pub untrusted: Result<(), String>,
+}
+
+impl ProjectsConfig {
+    /// What stands in the documentation as defaults, for daemons at `addresses`.
+    pub fn with_defaults(addresses: AddressPool, addressing: Addressing) -> Self {
+        Self {
+            policy: Policy::default(),
+            admission: AdmissionPolicy::default(),
+            defaults: Settings::default(),
+            rules: Rules::default(),
+            deadlines: StepDeadlines::default(),
+            addresses,
+            addressing,
+            daemon_port: 8372,
+            route_wait: Duration::from_mins(3),
+            connect_wait: Duration::from_secs(16),
+            trash_kept: Duration::from_hours(24 * 7),
+            untrusted: Err("nothing keeps them apart here".to_owned()),
+        }
+    }
 }
 
 /// What a build asks for besides its identity.
@@ -147,45 +167,8 @@ impl Projects {
         Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), pki, entropy }
     }
 
-<<<<<<< HEAD
     /// A daemon that answers, and a lease on it that is on disk; or, where the caller does not want to wait, the lease
     /// and where the daemon stands.
-=======
-    /// Takes up what was going on when Kiln last ran, and listens to the runtime until `shutdown` in a task of its own.
-    ///
-    /// To be awaited before the first request is answered: it may be the end of a build whose lease was made before.
-    pub async fn start(&self, shutdown: CancellationToken) -> Result<JoinHandle<()>, StoreError> {
-        // Before the first look, so that nothing that happens after it goes unheard.
-        let events = self.shared.effects.events();
-        let found = self.shared.store.take_up().await?;
-        for record in found.projects {
-            let leased = found.leases.iter().any(|(key, _)| *key == record.key);
-            if leased || !record.phase.is_quiet() || record.settings.tier == Some(kiln_domain::Tier::Hot) {
-                self.registry.spawn(&self.shared, &record.key);
-            }
-        }
-        let projects = self.clone();
-        Ok(tokio::spawn(async move {
-            shutdown.run_until_cancelled(projects.listen(events)).await;
-        }))
-    }
-
-    async fn listen(&self, mut events: broadcast::Receiver<InstanceEvent>) {
-        loop {
-            let workers = match events.recv().await {
-                Ok(InstanceEvent::Changed(key)) => self.registry.get(&key).into_iter().collect(),
-                Ok(InstanceEvent::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => self.registry.all(),
-                Err(broadcast::error::RecvError::Closed) => return,
-            };
-            for WorkerHandle { mailbox, .. } in workers {
-                // A worker that has gone has nothing running.
-                let _ = mailbox.send(Message::InstanceChanged).await;
-            }
-        }
-    }
-
-    /// A daemon that answers, and a lease on it that is on disk. Waits for the daemon if need be.
->>>>>>> store
     pub async fn route(&self, spec: BuildSpec, options: RouteOptions) -> Result<Routed, RouteError> {
         self.check_lane(options.untrusted)?;
         let key = Key::of(&spec);
@@ -344,11 +327,12 @@ impl Projects {
         let Some((key, _)) = self.shared.store.lease(&token.hash()).await? else { return Err(RenewError::Unknown) };
         let worker = self.registry.worker(&self.shared, &key, None).await?.ok_or(RenewError::Unknown)?;
         match worker.renew(token).await {
-            Some(Renewing { lease, renewed: Some(renewed) }) if renewed.await? => {
+            Some(Renewing { lease, renewed: Some(renewed) }) => {
                 let ends = lease.renewed.plus(self.config.policy.lease.grace).min(lease.expires);
-                Ok((lease, ends))
+                // One that was released meanwhile is not there to be renewed.
+                if renewed.await? { Ok((lease, ends)) } else { Err(RenewError::Unknown) }
             }
-            Some(_) => Err(RenewError::Ended),
+            Some(Renewing { renewed: None, .. }) => Err(RenewError::Ended),
             None => Err(RenewError::Unknown),
         }
     }

@@ -17,7 +17,7 @@ use super::effects::{EffectError, Effects, StepDeadlines, Survey};
 use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarget, ProbeError, await_serving};
 use crate::clock::Clock;
 use crate::host::pressure::HostPressure;
-use crate::host::volumes::{TrashName, Trashed, VolumeEngine};
+use crate::host::volumes::{Fullness, TrashName, Trashed, VolumeEngine};
 use crate::host::{Change, InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, StopBound};
 use crate::pki::{DaemonNames, Pki, PkiError};
 
@@ -305,7 +305,7 @@ impl HostEffects {
         self.parts.volumes.discard(&record.key).await?;
         self.targets.lock().unwrap_or_else(PoisonError::into_inner).remove(&record.key);
         let key = record.key.clone();
-        self.with_pki(move |pki| pki.forget(&key)).await
+        self.with_pki(move |pki| pki.remove(&key)).await
     }
 }
 
@@ -385,7 +385,7 @@ impl Effects for HostEffects {
 
     async fn load(&self) -> HostLoad {
         let pressure = self.parts.pressure.read();
-        let storage = self.parts.volumes.fullness().await.ok().map(|fullness| fullness.percent());
+        let storage = self.parts.volumes.fullness().await.ok().map(percent);
         HostLoad {
             memory_some: pressure.some_avg10,
             memory_full: pressure.full_avg10,
@@ -419,6 +419,12 @@ impl Effects for HostEffects {
     async fn purge(&self, name: &TrashName) -> Result<(), EffectError> {
         Ok(self.parts.volumes.purge(name).await?)
     }
+}
+
+/// Of bytes or inodes, whichever is fuller.
+fn percent(fullness: Fullness) -> f64 {
+    let share = |used: u64, total: u64| if total == 0 { 0.0 } else { used as f64 * 100.0 / total as f64 };
+    share(fullness.bytes_used, fullness.bytes_total).max(share(fullness.inodes_used, fullness.inodes_total))
 }
 
 /// `the image, the limits`.
