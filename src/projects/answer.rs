@@ -36,6 +36,8 @@ impl Addressing {
             server_name: key.server_name(&self.domain),
             generation: warm.map_or(0, |warm| warm.generation.get()),
             credential: None,
+            lease_id: None,
+            status: None,
         }
     }
 }
@@ -54,9 +56,24 @@ impl Routed {
         self
     }
 
-    /// The answer, token included. Call it when the answer is being handed to the client.
-    pub fn deliver(self) -> RouteResponse {
+    /// The answer, token included, before it is known whether it arrives.
+    pub fn response(&self) -> RouteResponse {
+        RouteResponse {
+            build_id: Some(self.token.reveal().to_owned()),
+            lease_id: Some(self.token.hash().as_str().to_owned()),
+            ..self.response.clone()
+        }
+    }
+
+    /// The answer arrived: the lease stays.
+    pub fn delivered(self) {
         self.undelivered.delivered();
-        RouteResponse { build_id: Some(self.token.reveal().to_owned()), ..self.response }
+    }
+
+    /// Both at once, for callers that need not wait for a socket.
+    pub fn deliver(self) -> RouteResponse {
+        let response = self.response();
+        self.delivered();
+        response
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use kiln_domain::lease::LeasePolicy;
 use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, ProjectRecord};
 use kiln_wire::{Credential, LeaseView, ProjectView, RouteResponse};
 use thiserror::Error;
@@ -324,9 +325,12 @@ impl Projects {
             address: SocketAddrV4::new(record.address, self.config.daemon_port).to_string(),
             server_name: record.key.server_name(&self.config.addressing.domain),
             connections: connections as u64,
-            leases: leases.iter().map(lease_view).collect(),
+            leases: leases.iter().map(|lease| lease_view(lease, &self.config.policy.lease)).collect(),
             created: rfc3339(record.created),
             last_activity: rfc3339(record.last_activity),
+            settings: None,
+            pending: Vec::new(),
+            queue: None,
         }
     }
 }
@@ -355,6 +359,13 @@ impl Directory for Projects {
     }
 }
 
-fn lease_view(lease: &Lease) -> LeaseView {
-    LeaseView { id: lease.token.as_str().to_owned(), created: rfc3339(lease.created), renewed: rfc3339(lease.renewed) }
+fn lease_view(lease: &Lease, policy: &LeasePolicy) -> LeaseView {
+    let expires = lease.expires(policy);
+    LeaseView {
+        id: lease.token.as_str().to_owned(),
+        created: rfc3339(lease.created),
+        renewed: rfc3339(lease.renewed),
+        expires: rfc3339(expires),
+        alive_until: rfc3339(expires.min(lease.renewed.plus(policy.grace))),
+    }
 }
