@@ -18,6 +18,7 @@ use super::figures::{Spread, cpu_time, fdatasync, millis};
 use crate::api::{self, Api, Listener};
 use crate::clock::SystemClock;
 use crate::entropy::SystemEntropy;
+use crate::metrics::Metrics;
 use crate::pki::Pki;
 use crate::projects::model::ModelEffects;
 use crate::projects::{Addressing, Foundations, Projects, ProjectsConfig, RouteOptions};
@@ -91,7 +92,8 @@ impl RouteBench {
 
         let socket = dir.join("api.sock");
         let shutdown = CancellationToken::new();
-        let server = Api::new(Arc::new(projects), store.clone());
+        let settings = api::Settings { route_wait: Duration::from_secs(10), nameless_release: false };
+        let server = Api::new(Arc::new(projects), store.clone(), Arc::new(Metrics::new()), settings);
         let server = tokio::spawn(api::serve(vec![Listener::unix(&socket)?], server, shutdown.clone()));
         let mut rows = Vec::new();
         for &clients in &self.clients {

@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::api::{self, Api};
 use crate::causes;
 use crate::config::{Config, Overrides, RuntimeKind};
+use crate::metrics::Metrics;
 use crate::store::Store;
 
 /// As in sysexits.h: something is wrong with the configuration.
@@ -114,7 +115,10 @@ async fn run(config: &Config) -> Result<(), StartError> {
 
     let mut heart = projects.start(shutdown.clone()).await.map_err(StartError::TakeUp)?;
     let mut gateway = tokio::spawn(Arc::clone(&gateway).serve(gateway_door, shutdown.clone()));
-    let mut api = tokio::spawn(api::serve(doors, Api::new(Arc::new(projects), store), shutdown.clone()));
+    let settings = api::Settings { route_wait: config.api.route_wait, nameless_release: false };
+    let metrics = Arc::new(Metrics::new());
+    let api = Api::new(Arc::new(projects), store, metrics, settings);
+    let mut api = tokio::spawn(api::serve(doors, api, shutdown.clone()));
     tracing::info!(api = %tcp, socket = %config.socket().display(), gateway = %config.gateway.listen,
         runtime = ?config.runtime.kind, "kilnd is ready");
 

@@ -23,9 +23,9 @@ pub use decode::{DecodeError, MAX_BODY_BYTES, decode};
 use kiln_domain::spec::SpecError;
 use kiln_domain::{BuildSpec, Key};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 pub use settings::{Change, Origin, Setting, SettingsPatch, SettingsView};
 pub use upkeep::{Adopt, Check, Emptied, Orphan, OrphanKind, Readiness, RemoveOrphan, Taken, Trashed};
+use utoipa::ToSchema;
 pub use v1::{ApiError, EventView, LeaseView, ProjectView, QueuePlace, Renew, Why};
 
 /// `POST /route` and `POST /prewarm`.

@@ -140,7 +140,9 @@ mod tests {
         assert_eq!(patch, expected);
         let text = serde_json::to_string(&patch).expect("serialises");
         assert_eq!(text, r#"{"tier":"hot","volume":null,"cpus":4}"#);
-        for body in [r#"{"idle_window":"1m"}"#, r#"{"cpus":"4"}"#, r#"{"cpus":-1}"#, r#"{"cpus":5000000000}"#, r#"{"tier":1}"#] {
+        for body in
+            [r#"{"idle_window":"1m"}"#, r#"{"cpus":"4"}"#, r#"{"cpus":-1}"#, r#"{"cpus":5000000000}"#, r#"{"tier":1}"#]
+        {
             assert!(decode::<SettingsPatch>(body.as_bytes()).is_err(), "{body}");
         }
     }
