@@ -39,8 +39,6 @@ impl Addressing {
             lease_id: None,
             status: None,
             credential: None,
-            lease_id: None,
-            status: None,
         }
     }
 
@@ -81,7 +79,6 @@ impl Routed {
         self
     }
 
-<<<<<<< HEAD
     /// The answer, token included.
     pub fn response(&self) -> RouteResponse {
         let (generation, status) = match &self.standing {
@@ -109,26 +106,5 @@ impl Routed {
     /// The answer is with its client.
     pub fn delivered(self) {
         self.undelivered.delivered();
-=======
-    /// The answer, token included, before it is known whether it arrives.
-    pub fn response(&self) -> RouteResponse {
-        RouteResponse {
-            build_id: Some(self.token.reveal().to_owned()),
-            lease_id: Some(self.token.hash().as_str().to_owned()),
-            ..self.response.clone()
-        }
-    }
-
-    /// The answer arrived: the lease stays.
-    pub fn delivered(self) {
-        self.undelivered.delivered();
-    }
-
-    /// Both at once, for callers that need not wait for a socket.
-    pub fn deliver(self) -> RouteResponse {
-        let response = self.response();
-        self.delivered();
-        response
->>>>>>> api
     }
 }

@@ -4,16 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-<<<<<<< HEAD
 use kiln_domain::admission::AdmissionPolicy;
 use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, Rules, Settings};
 use kiln_wire::{Credential, RouteResponse};
 use std::net::SocketAddrV4;
-=======
-use kiln_domain::lease::LeasePolicy;
-use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, ProjectRecord};
-use kiln_wire::{Credential, LeaseView, ProjectView, RouteResponse};
->>>>>>> api
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
@@ -97,8 +91,11 @@ pub enum RouteError {
     OtherIdentity { text: String },
     #[error("{text}")]
     Failed { text: String, retryable: bool, timed_out: bool },
+    #[error("{live} builds hold {key} already, and {limit} may")]
+    TooManyLeases { key: Key, live: usize, limit: usize },
+    /// The host has no room for another daemon.
     #[error("{text}")]
-    TooManyLeases { text: String },
+    NotAdmitted { text: String },
     #[error("gave up after {} s; it is {phase}, because {reason}", .after.as_secs())]
     NotReady { after: Duration, phase: String, reason: String, queue: Option<(usize, usize)> },
     #[error("there is no lease with this buildId any more: it ended or was released; route again without buildId")]
@@ -119,7 +116,8 @@ impl From<Refusal> for RouteError {
     fn from(Refusal { kind, text }: Refusal) -> Self {
         match kind {
             RefusalKind::OtherIdentity => Self::OtherIdentity { text },
-            RefusalKind::TooManyLeases => Self::TooManyLeases { text },
+            RefusalKind::TooManyLeases { key, live, limit } => Self::TooManyLeases { key, live, limit },
+            RefusalKind::NotAdmitted => Self::NotAdmitted { text },
             RefusalKind::NotNow => Self::Failed { text, retryable: true, timed_out: false },
             RefusalKind::TimedOut => Self::Failed { text, retryable: true, timed_out: true },
             RefusalKind::Broken => Self::Failed { text, retryable: false, timed_out: false },
@@ -405,7 +403,6 @@ impl Projects {
         Ok(Credential { ca, cert, key: private, expires: rfc3339(expires) })
     }
 
-<<<<<<< HEAD
     pub fn queue(&self) -> QueueFigures {
         self.shared.admission.figures()
     }
@@ -420,31 +417,6 @@ impl Drop for Leaving {
     fn drop(&mut self) {
         if let Some(mailbox) = self.mailbox.take() {
             let _ = mailbox.try_send(Message::Nudge);
-=======
-    fn view(&self, record: &ProjectRecord, leases: &[Lease]) -> ProjectView {
-        let worker = self.registry.get(&record.key);
-        let status = worker.as_ref().map(|worker| worker.status.borrow().clone());
-        let phase = status.as_ref().and_then(|status| status.phase.as_ref()).unwrap_or(&record.phase);
-        let connections = worker.as_ref().map_or(0, |worker| worker.connections.count());
-        ProjectView {
-            key: record.key.to_string(),
-            repo: record.spec.repo.to_string(),
-            name: record.spec.name.clone(),
-            target: record.spec.target.clone(),
-            arch: record.spec.arch.to_string(),
-            phase: phase.name().to_owned(),
-            reason: status.map(|status| status.reason).unwrap_or_default(),
-            generation: record.generation.get(),
-            address: SocketAddrV4::new(record.address, self.config.daemon_port).to_string(),
-            server_name: record.key.server_name(&self.config.addressing.domain),
-            connections: connections as u64,
-            leases: leases.iter().map(|lease| lease_view(lease, &self.config.policy.lease)).collect(),
-            created: rfc3339(record.created),
-            last_activity: rfc3339(record.last_activity),
-            settings: None,
-            pending: Vec::new(),
-            queue: None,
->>>>>>> api
         }
     }
 }
@@ -472,21 +444,10 @@ impl Directory for Projects {
         Err(NoDoor::Unavailable("kilnd is shutting down".to_owned()))
     }
 
-<<<<<<< HEAD
     fn unreachable(&self, key: &Key) {
         if let Some(worker) = self.registry.get(key) {
             // A full mailbox is that of a project which is looked at all the time.
             let _ = worker.mailbox.try_send(Message::Suspect);
         }
-=======
-fn lease_view(lease: &Lease, policy: &LeasePolicy) -> LeaseView {
-    let expires = lease.expires(policy);
-    LeaseView {
-        id: lease.token.as_str().to_owned(),
-        created: rfc3339(lease.created),
-        renewed: rfc3339(lease.renewed),
-        expires: rfc3339(expires),
-        alive_until: rfc3339(expires.min(lease.renewed.plus(policy.grace))),
->>>>>>> api
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kiln_domain::explain::Explanation;
 use kiln_domain::plan::StopWish;
-use kiln_domain::{BuildSpec, Generation, Lease, Phase, Settings, TokenHash};
+use kiln_domain::{BuildSpec, Generation, Key, Lease, Phase, Settings, TokenHash};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::store::{Commit, StoreError};
@@ -130,7 +130,7 @@ pub(super) struct Refusal {
     pub(super) text: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RefusalKind {
     /// The key is somebody else's (K1).
     OtherIdentity,
@@ -138,7 +138,9 @@ pub(super) enum RefusalKind {
     NotNow,
     TimedOut,
     /// The project has as many leases as it may have.
-    TooManyLeases,
+    TooManyLeases { key: Key, live: usize, limit: usize },
+    /// The host takes no more starts.
+    NotAdmitted,
     /// Somebody has to change something first.
     Broken,
 }

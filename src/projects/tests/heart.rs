@@ -102,7 +102,7 @@ async fn c11_past_the_limit_a_new_route_is_refused_and_no_live_lease_is_dropped(
     let bench = Bench::with_policy(ModelEffects::default(), Policy { max_leases: 3, ..policy() });
     let builds = [bench.route().await, bench.route().await, bench.route().await];
     let refused = bench.try_route().await;
-    assert!(matches!(&refused, Err(RouteError::TooManyLeases { text }) if text.contains("3 builds")), "{refused:?}");
+    assert!(matches!(&refused, Err(RouteError::TooManyLeases { live: 3, limit: 3, .. })), "{refused:?}");
     assert_eq!(bench.leases().await, 3);
     for build in &builds {
         assert!(bench.complete(build).await, "each can still be released");
@@ -322,7 +322,7 @@ async fn a_full_disk_refuses_starts_at_once_and_lets_what_runs_go_on() {
     tokio::time::sleep(Duration::from_millis(1100)).await; // A reading of the host is good for a second.
     assert!(bench.route().await.ready, "what is warm stays routable");
     let refused = bench.projects.route(spec_of(1), RouteOptions::default()).await.map(deliver);
-    let retryable = matches!(&refused, Err(RouteError::Failed { text, retryable: true, .. }) if text.contains("99 % full"));
+    let retryable = matches!(&refused, Err(RouteError::NotAdmitted { text }) if text.contains("99 % full"));
     assert!(retryable, "{refused:?}");
     bench.effects.set_load(HostLoad::default());
     tokio::time::sleep(Duration::from_millis(1100)).await;

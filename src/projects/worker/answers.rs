@@ -23,7 +23,7 @@ impl Worker {
         for waiter in std::mem::take(&mut self.waiters) {
             waiter.refuse(refusal.clone());
         }
-        let retryable = matches!(refusal.kind, RefusalKind::NotNow | RefusalKind::TimedOut);
+        let retryable = matches!(refusal.kind, RefusalKind::NotNow | RefusalKind::NotAdmitted | RefusalKind::TimedOut);
         self.answer_stoppers(&Err(StopRefusal::Failed { text: refusal.text.clone(), retryable }));
     }
 
@@ -49,8 +49,9 @@ impl Worker {
         let (now, policy) = (self.now(), &self.shared.policy);
         // Nothing that is alive is dropped for a newcomer (C11).
         if self.leases.len() >= policy.max_leases {
-            let text = format!("the project has {} builds under way already, which is the limit", self.leases.len());
-            return drop(reply.send(Err(Refusal { kind: RefusalKind::TooManyLeases, text })));
+            let (key, live, limit) = (self.key.clone(), self.leases.len(), policy.max_leases);
+            let kind = RefusalKind::TooManyLeases { key, live, limit };
+            return drop(reply.send(Err(Refusal { kind, text: "too many builds are under way".to_owned() })));
         }
         let lease = Lease::new(token.clone(), now, &policy.lease);
         self.record.builds.note(now);

@@ -164,6 +164,9 @@ impl Worker {
 
     /// Until something is in flight, or nothing is left to do for now.
     async fn decide(&mut self) {
+        if matches!(self.place, Place::Refused(_)) {
+            self.place = Place::Unasked;
+        }
         loop {
             self.waiters.retain(|waiter| !waiter.has_gone());
             self.tidy_leases();
@@ -218,10 +221,9 @@ impl Worker {
             self.answer_all(warm);
         } else if !self.waiters.is_empty() || self.prewarming {
             let refusal = match reason {
-                Reason::Refused(_) => Refusal { kind: RefusalKind::NotNow, text: reason.to_string() },
+                Reason::Refused(_) => Refusal { kind: RefusalKind::NotAdmitted, text: reason.to_string() },
                 _ => Refusal { kind: RefusalKind::Broken, text: self.record.phase.to_string() },
             };
-            self.place = Place::Unasked;
             self.refuse_all(&refusal);
         }
         self.answer_stoppers(&Err(StopRefusal::Busy(reason.to_string())));
