@@ -173,6 +173,8 @@ async fn route(State(kilnd): State<Kilnd>, Json(request): Json<RouteRequest>) ->
         server_name: "buildkitd-x.kiln".into(),
         generation: 1,
         credential,
+        lease_id: None,
+        status: None,
     })
     .into_response()
 }

@@ -251,8 +251,8 @@ async fn volume_engine(config: &Config) -> Result<Arc<dyn VolumeEngine>, StartEr
     }
     let search = volumes::search_path();
     Ok(match config.volumes.engine {
-        EngineKind::Dir => Arc::new(DirEngine::at(&path, &search).await?),
-        EngineKind::Btrfs => Arc::new(BtrfsEngine::at(&path, &search).await?),
+        EngineKind::Dir => Arc::new(DirEngine::at(&path, &search, Arc::new(SystemClock)).await?),
+        EngineKind::Btrfs => Arc::new(BtrfsEngine::at(&path, &search, Arc::new(SystemClock)).await?),
     })
 }
 

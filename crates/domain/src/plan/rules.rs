@@ -148,21 +148,25 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
             Plan::step(awaiting(record), Step::AwaitServing, need)
         };
     }
-    if let Some(plan) = wait_for_place(situation) {
+    // A roll is one until the daemon starts: nobody but the phase knows that it has to come up again.
+    let rolling = need == Reason::RollGoesOn;
+    if let Some(plan) = wait_for_place(situation, rolling) {
         return plan;
     }
+    let making = if rolling { Phase::Rolling } else { Phase::Provisioning };
     match &observed.instance {
         InstanceSeen::HalfMade { why } => {
-            Plan::step(Phase::Provisioning, Step::DestroyInstance, Reason::HalfMade { why: why.clone() })
+            Plan::step(making, Step::DestroyInstance, Reason::HalfMade { why: why.clone() })
         }
         InstanceSeen::Stopped { outdated: Some(what) } => {
-            Plan::step(Phase::Provisioning, Step::DestroyInstance, Reason::Outdated { what: what.clone() })
+            Plan::step(making, Step::DestroyInstance, Reason::Outdated { what: what.clone() })
         }
-        _ if observed.volume == VolumeSeen::Absent => Plan::step(Phase::Provisioning, Step::CreateVolume, need),
-        _ if observed.files == FilesSeen::Stale => Plan::step(Phase::Provisioning, Step::WriteFiles, need),
-        InstanceSeen::Absent => Plan::step(Phase::Provisioning, Step::CreateInstance, need),
+        _ if observed.volume == VolumeSeen::Absent => Plan::step(making, Step::CreateVolume, need),
+        _ if observed.files == FilesSeen::Stale => Plan::step(making, Step::WriteFiles, need),
+        InstanceSeen::Absent => Plan::step(making, Step::CreateInstance, need),
         InstanceSeen::Stopped { .. } | InstanceSeen::Running { .. } => {
-            Plan::step(Phase::Starting, Step::StartInstance, need)
+            let starting = if rolling { Phase::Rolling } else { Phase::Starting };
+            Plan::step(starting, Step::StartInstance, need)
         }
     }
 }
@@ -180,7 +184,7 @@ fn keep_up(situation: &Situation<'_>, need: Reason) -> Plan {
 }
 
 /// `None`: the project has its place.
-fn wait_for_place(situation: &Situation<'_>) -> Option<Plan> {
+fn wait_for_place(situation: &Situation<'_>, rolling: bool) -> Option<Plan> {
     let Situation { place, demand, now, .. } = *situation;
     let reason = match place {
         Place::Admitted => return None,
@@ -189,7 +193,8 @@ fn wait_for_place(situation: &Situation<'_>) -> Option<Plan> {
         Place::Refused(why) => Reason::Refused(why),
     };
     let again = matches!(reason, Reason::Refused(_)) && demand.waiters == 0;
-    Some(Plan::rest(resting(situation), reason, again.then(|| now.plus(ASK_AGAIN))))
+    let phase = if rolling { Phase::Rolling } else { resting(situation) };
+    Some(Plan::rest(phase, reason, again.then(|| now.plus(ASK_AGAIN))))
 }
 
 /// Rules 5, 6 and 8. What is not running is left as it is.

@@ -361,6 +361,12 @@ fn after_a_roll_it_comes_up_again_for_whoever_comes_next() {
     let mut case = Case::new(InstanceSeen::STOPPED);
     case.record.phase = Phase::Rolling;
     assert_eq!((case.step(), case.plan().reason), (Some(Step::StartInstance), Reason::RollGoesOn));
+    case.observed.instance = outdated(InstanceSeen::STOPPED);
+    assert_eq!((case.step(), case.plan().phase), (Some(Step::DestroyInstance), Phase::Rolling));
+    case.observed.instance = InstanceSeen::Absent;
+    assert_eq!((case.step(), case.plan().phase), (Some(Step::CreateInstance), Phase::Rolling));
+    case.place = Place::Unasked;
+    assert_eq!((case.step(), case.plan().phase), (None, Phase::Rolling));
     case.now = at(1000);
     assert_eq!((case.step(), case.plan().phase), (None, Phase::Idle), "unless its window has closed meanwhile");
 }
