@@ -249,19 +249,19 @@ async fn a_real_daemon_says_how_many_builds_are_going_on() {
     let mine = daemon.pki.issue_credential(&daemon.key, now, now.plus(Duration::from_hours(1))).expect("issued");
     let target = daemon.target(&mine);
     await_serving(&GrpcProbe, &target, DEADLINE).await.expect("it serves");
-    let builds = async || {
+    let going_on = async || {
         let answer = GrpcProbe.builds(&target, Instant::now() + DEADLINE).await;
         answer.unwrap_or_else(|error| panic!("{error:?}\n{}", daemon.log()))
     };
     let start = Instant::now();
-    assert_eq!(builds().await, 0);
+    assert_eq!(going_on().await, 0);
     eprintln!("asked how many builds there are in {:?}", start.elapsed());
 
     let buildx = Buildx::new(buildx, &daemon, &mine);
     let until = async |wanted: u32| {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let found = builds().await;
+            let found = going_on().await;
             if found == wanted {
                 return;
             }

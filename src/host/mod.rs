@@ -5,6 +5,7 @@
 //! * [`volumes::VolumeEngine`] keeps caches. Engines: `dir`, `btrfs`.
 //! * `fake` and `volumes::fake`, for tests, are models of both in memory. Contract tests (`contract`, `volumes::contract`)
 //!   hold models and real ones to the same.
+//! * [`pressure`] reads how hard memory is to come by.
 //! * [`network`] is the `inet kiln` nftables table that is in force before the first instance.
 //!
 //! Promises: every method is idempotent, names its objects from the key, has a deadline of its own and says in its
@@ -32,6 +33,7 @@ pub mod incus;
 mod key_locks;
 pub mod network;
 mod occupancy;
+pub mod pressure;
 pub mod process;
 mod stack;
 pub mod volumes;
