@@ -24,6 +24,7 @@
 //!
 //! What must not be here: rules about leases and phases (kiln-domain), secrets in clear.
 
+mod aside;
 mod commit;
 mod error;
 mod events;
@@ -35,23 +36,27 @@ mod schema;
 mod writer;
 mod writes;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_domain::{AddressPool, BuildSpec, BuildTimes, Key, Lease, ProjectRecord, Timestamp, TokenHash};
 use rusqlite::Connection;
 use tokio::sync::broadcast;
+use tracing::error;
 
 pub use commit::{Commit, Figures};
 use commit::{Watch, Writing};
 pub use error::{OpenError, StoreError};
 pub use events::{Event, NewEvent, Retention};
+use lock::Lock;
 use memory::Memory;
 pub use memory::{MemoryDisk, Saved};
 use readers::Readers;
 pub use rows::{Damaged, TakenUp};
 use writer::Writer;
 pub use writes::Created;
+
+use crate::causes::in_one_line;
 
 /// The open database. Clones are the same one; when the last is dropped, what was submitted is written (the drop waits
 /// for that), the file is closed and the lock given back.
@@ -69,28 +74,58 @@ enum Engine {
     Memory(Arc<Memory>),
 }
 
+/// The answer of [`Store::open_or_set_aside`].
+pub struct Opened {
+    pub store: Store,
+    /// Where the damaged database is kept whose place this one took.
+    pub set_aside: Option<PathBuf>,
+}
+
+/// The lock on a database whose directory is there.
+fn lock(path: &Path) -> Result<Lock, OpenError> {
+    let directory = lock::directory(path);
+    let problem = |why| OpenError::Directory { directory: directory.to_owned(), why };
+    match directory.metadata() {
+        Ok(metadata) if metadata.is_dir() => Lock::acquire(path),
+        Ok(_) => Err(problem("it is not a directory".to_owned())),
+        Err(error) => Err(problem(error.to_string())),
+    }
+}
+
 impl Store {
     /// Says at once, and without touching anything, that another kilnd holds the database at `path`.
     pub fn check_free(path: &Path) -> Result<(), OpenError> {
-        lock::Lock::check_free(path)
+        Lock::check_free(path)
     }
 
-    /// Opens the database at `path`, making it if there is none; its directory must exist. Blocks: reads the whole
-    /// file once to check it.
+    /// Opens the database at `path`, making it if there is none; its directory must exist. A damaged one is refused.
+    /// Blocks: reads the whole file once to check it.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         Self::open_with(path, schema::MIGRATIONS)
     }
 
+    /// Like [`Store::open`], but for a damaged database: that one is kept beside the path, with its log, and a new one
+    /// made. Only damage counts as such: a full disk, one that is read-only or cannot be read, a newer Kiln's database,
+    /// another program's and one that is held are refused as ever. Whenever the process dies, the next call finishes it.
+    pub fn open_or_set_aside(path: &Path, now: Timestamp) -> Result<Opened, OpenError> {
+        let lock = lock(path)?;
+        let (connection, set_aside) = match schema::open_writer(path, schema::MIGRATIONS) {
+            Err(damage @ OpenError::Corrupt { .. }) => {
+                let kept = aside::set_aside(path, now)?;
+                error!(error = in_one_line(&damage), kept = %kept.display(), "a new database is made");
+                (schema::open_writer(path, schema::MIGRATIONS)?, Some(kept))
+            }
+            opened => (opened?, None),
+        };
+        Ok(Opened { store: Self::start(path, connection, lock)?, set_aside })
+    }
+
     fn open_with(path: &Path, migrations: &[&str]) -> Result<Self, OpenError> {
-        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let problem = |why| OpenError::Directory { directory: directory.to_owned(), why };
-        match directory.metadata() {
-            Ok(metadata) if metadata.is_dir() => {}
-            Ok(_) => return Err(problem("it is not a directory".to_owned())),
-            Err(error) => return Err(problem(error.to_string())),
-        }
-        let lock = lock::Lock::acquire(path)?;
-        let connection = schema::open_writer(path, migrations)?;
+        let lock = lock(path)?;
+        Self::start(path, schema::open_writer(path, migrations)?, lock)
+    }
+
+    fn start(path: &Path, connection: Connection, lock: Lock) -> Result<Self, OpenError> {
         let readers = Readers::open(path)?;
         let writer = Writer::start(connection, path, lock)?;
         Ok(Self { engine: Arc::new(Engine::File { readers, writer }) })

@@ -6,12 +6,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::backup::Backup;
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 use tracing::warn;
 
 use super::OpenError;
+use super::aside;
 use super::error::is_no_room;
-use super::lock::beside;
+use super::lock::{beside, directory};
 
 /// `KILN`: tells our file from another program's.
 const APPLICATION_ID: i64 = 0x4b49_4c4e;
@@ -36,13 +38,21 @@ const REMEDY: &str = "restore a copy of it, or move it away and start kilnd agai
 
 /// Checks, migrates and prepares the file; the connection returned is the only one that may write.
 pub(super) fn open_writer(path: &Path, migrations: &[&str]) -> Result<Connection, OpenError> {
+    if aside::is_log_alone(path) {
+        let detail = "there is a log of it, and it is not there".to_owned();
+        return Err(OpenError::Corrupt { path: path.to_owned(), detail, remedy: REMEDY });
+    }
     create_private(path)?;
     let sqlite = |doing| at(path, doing);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags).map_err(sqlite("open"))?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(sqlite("set up"))?;
+    // What is refused is left as it is, its log included.
+    let keep_log = |keep| connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep);
+    keep_log(true).map_err(sqlite("set up"))?;
     let found = check_ownership(&connection, path, migrations.len())?;
     check_integrity(&connection, path)?;
+    keep_log(false).map_err(sqlite("set up"))?;
     // FULL: a commit is on the disk before it is acknowledged (K4). NORMAL would lose the last ones with the power.
     connection
         .execute_batch(
@@ -173,7 +183,7 @@ fn keep_copy(connection: &Connection, path: &Path, version: u32) -> Result<(), O
 }
 
 fn sync_directory(path: &Path) -> std::io::Result<()> {
-    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+    File::open(directory(path))?.sync_all()
 }
 
 /// Writes zeros behind what the log holds. They are no frames to SQLite (their salt and checksum are wrong), and its
