@@ -125,7 +125,11 @@ impl Heart for Projects {
         if Projects::purge(self, name).await? {
             return Ok(());
         }
-        Err(VerbError::NotThere { what: "entry of the trash", name: name.to_owned(), remedy: "`kiln trash ls` lists them" })
+        Err(VerbError::NotThere {
+            what: "entry of the trash",
+            name: name.to_owned(),
+            remedy: "`kiln trash ls` lists them",
+        })
     }
 
     async fn empty_trash(&self) -> Result<u64, VerbError> {

@@ -88,7 +88,11 @@ async fn down(projects: &Projects, key: &Key) -> Result<(), BenchError> {
 }
 
 /// The runtime's own start, and `ListWorkers` until it is answered.
-async fn start_bare(effects: &dyn Effects, record: &ProjectRecord, settings: &Settings) -> Result<Duration, BenchError> {
+async fn start_bare(
+    effects: &dyn Effects,
+    record: &ProjectRecord,
+    settings: &Settings,
+) -> Result<Duration, BenchError> {
     let start = Instant::now();
     effects.perform(Step::StartInstance, record, settings).await?;
     effects.perform(Step::AwaitServing, record, settings).await?;

@@ -152,7 +152,11 @@ impl Config {
             return value("admission.full_for_new", &self.admission.full_for_new, "is more than admission.full");
         }
         if self.policy.wedged_after < SHORTEST_SILENCE {
-            return value("policy.wedged_after", &self.policy.wedged_after, "a loaded daemon is silent for that long: at least 10s");
+            return value(
+                "policy.wedged_after",
+                &self.policy.wedged_after,
+                "a loaded daemon is silent for that long: at least 10s",
+            );
         }
         if let Err(error) = self.rules() {
             return value("rules", &self.rules.len(), &error.to_string());

@@ -24,10 +24,10 @@ use crate::entropy::SystemEntropy;
 use crate::gateway::{Gateway, Limits};
 use crate::host::incus::{IncusConfig, IncusRuntime};
 use crate::host::network::{Network, NetworkConfig, ParseRangeError};
+use crate::host::pressure::PressureFiles;
 use crate::host::process::{ProcessConfig, ProcessRuntime};
 use crate::host::volumes::{self, BtrfsEngine, DirEngine, VolumeEngine, VolumeError};
 use crate::host::{Runtime, RuntimeError};
-use crate::host::pressure::HostPressure;
 use crate::pki::{Pki, PkiError};
 use crate::projects::{
     Addressing, DaemonPaths, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects, ProjectsConfig,
@@ -147,7 +147,7 @@ async fn host_effects(config: &Config) -> Result<HostEffects, StartError> {
         pki: Pki::new(&config.state_dir)?,
         probe: Arc::new(GrpcProbe),
         clock: Arc::new(SystemClock),
-        pressure: HostPressure::default(),
+        pressure: PressureFiles::default(),
     };
     Ok(HostEffects::new(effects_config(config, paths), parts))
 }

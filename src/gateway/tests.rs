@@ -72,7 +72,14 @@ impl Drop for CountUp {
 
 impl Fake {
     fn new(says: Says) -> Self {
-        Self { says, wakes: None, calls: AtomicUsize::new(0), ended: Arc::default(), held: Arc::default(), unreachable: AtomicUsize::new(0) }
+        Self {
+            says,
+            wakes: None,
+            calls: AtomicUsize::new(0),
+            ended: Arc::default(),
+            held: Arc::default(),
+            unreachable: AtomicUsize::new(0),
+        }
     }
 
     fn held(&self) -> usize {

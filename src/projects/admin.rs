@@ -77,7 +77,8 @@ impl Projects {
         let worker = self.registry.worker(&self.shared, key, None).await?;
         let worker = worker.ok_or_else(|| VerbError::Unknown(key.clone()))?;
         let (reply, answer) = oneshot::channel();
-        let gone = || VerbError::Failed { text: "the project was busy going to sleep; try again".into(), retryable: true };
+        let gone =
+            || VerbError::Failed { text: "the project was busy going to sleep; try again".into(), retryable: true };
         worker.mailbox.send(Message::Set { change: Box::new(change), reply }).await.map_err(|_| gone())?;
         match answer.await.map_err(|_| gone())? {
             Ok(()) => Ok(()),
@@ -133,7 +134,8 @@ impl Projects {
         let status = worker.as_ref().map(|worker| worker.status.borrow().clone());
         let phase = status.as_ref().and_then(|status| status.phase.as_ref()).unwrap_or(&record.phase);
         let connections = worker.as_ref().map_or(0, |worker| worker.connections.count());
-        let place = |(position, length): (usize, usize)| QueuePlace { position: position as u64, length: length as u64 };
+        let place =
+            |(position, length): (usize, usize)| QueuePlace { position: position as u64, length: length as u64 };
         ProjectView {
             key: record.key.to_string(),
             repo: record.spec.repo.to_string(),

@@ -251,7 +251,8 @@ impl Projects {
         renewed.await?;
         let (addressing, standing) = (self.config.addressing.clone(), worker.standing());
         let undelivered = Undelivered::nothing();
-        let routed = Routed { addressing, key: key.clone(), lease: lease.token, token, standing, credential: None, undelivered };
+        let routed =
+            Routed { addressing, key: key.clone(), lease: lease.token, token, standing, credential: None, undelivered };
         self.stay(&worker, routed, patience).await
     }
 

@@ -16,7 +16,7 @@ use tokio::sync::broadcast;
 use super::effects::{EffectError, Effects, StepDeadlines, Survey};
 use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarget, ProbeError, await_serving};
 use crate::clock::Clock;
-use crate::host::pressure::HostPressure;
+use crate::host::pressure::PressureFiles;
 use crate::host::volumes::{Fullness, TrashName, Trashed, VolumeEngine};
 use crate::host::{Change, InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, StopBound};
 use crate::pki::{DaemonNames, Pki, PkiError};
@@ -53,7 +53,7 @@ pub struct HostParts {
     pub pki: Pki,
     pub probe: Arc<dyn DaemonProbe>,
     pub clock: Arc<dyn Clock>,
-    pub pressure: HostPressure,
+    pub pressure: PressureFiles,
 }
 
 pub struct HostEffects {
@@ -100,11 +100,7 @@ impl HostEffects {
             address: self.address(record),
             volume,
             files: self.parts.pki.daemon_directory(&record.key),
-            limits: Limits {
-                memory_bytes: settings.memory_bytes,
-                cpus: settings.cpus,
-                processes: settings.processes,
-            },
+            limits: Limits { memory_bytes: settings.memory_bytes, cpus: settings.cpus, processes: settings.processes },
         }
     }
 
@@ -384,12 +380,15 @@ impl Effects for HostEffects {
     }
 
     async fn load(&self) -> HostLoad {
-        let pressure = self.parts.pressure.read();
+        // What cannot be read holds nothing back.
+        let pressure = self.parts.pressure.read().ok();
+        let stalls = pressure.and_then(|pressure| pressure.stalls);
+        let percent_of = |hundredths: u32| f64::from(hundredths) / 100.0;
         let storage = self.parts.volumes.fullness().await.ok().map(percent);
         HostLoad {
-            memory_some: pressure.some_avg10,
-            memory_full: pressure.full_avg10,
-            memory_available: pressure.available_bytes,
+            memory_some: stalls.map(|stalls| percent_of(stalls.some)),
+            memory_full: stalls.map(|stalls| percent_of(stalls.full)),
+            memory_available: pressure.map(|pressure| pressure.memory_available),
             storage,
             ..HostLoad::default()
         }

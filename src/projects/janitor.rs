@@ -23,7 +23,11 @@ impl Projects {
     pub async fn trash(&self) -> Result<Vec<(Trashed, Timestamp)>, EffectError> {
         let kept = self.config.trash_kept;
         let trash = self.shared.effects.trash().await?;
-        Ok(trash.into_iter().map(|entry| (entry.since.plus(kept), entry)).map(|(expires, entry)| (entry, expires)).collect())
+        Ok(trash
+            .into_iter()
+            .map(|entry| (entry.since.plus(kept), entry))
+            .map(|(expires, entry)| (entry, expires))
+            .collect())
     }
 
     /// Brings a cache back, and with it its project.
@@ -79,7 +83,8 @@ impl Projects {
         trash.sort_by_key(|(entry, _)| entry.since);
         let mut next = None;
         for (entry, expires) in trash {
-            let full = self.shared.effects.load().await.storage.is_some_and(|p| p >= self.config.admission.full_for_new);
+            let full =
+                self.shared.effects.load().await.storage.is_some_and(|p| p >= self.config.admission.full_for_new);
             let due = expires <= self.shared.clock.now();
             if !due && !full {
                 next = next.or(Some(expires));

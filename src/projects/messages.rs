@@ -138,7 +138,11 @@ pub(super) enum RefusalKind {
     NotNow,
     TimedOut,
     /// The project has as many leases as it may have.
-    TooManyLeases { key: Key, live: usize, limit: usize },
+    TooManyLeases {
+        key: Key,
+        live: usize,
+        limit: usize,
+    },
     /// The host takes no more starts.
     NotAdmitted,
     /// Somebody has to change something first.

@@ -140,7 +140,10 @@ async fn l5_a_daemon_in_which_a_build_runs_by_another_way_is_not_stopped() {
     assert!(bench.complete(&build).await);
     bench.until("it was asked", async |b| b.count(Step::CountBuilds) > 0).await;
     let refused = bench.projects.stop(&key(), false).await;
-    assert!(matches!(&refused, Err(VerbError::Busy { need, .. }) if need.contains("1 build(s) run in it")), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(VerbError::Busy { need, .. }) if need.contains("1 build(s) run in it")),
+        "{refused:?}"
+    );
     assert_eq!((bench.phase().await.as_str(), bench.count(Step::StopInstance(Stop::Graceful))), ("warm", 0));
     bench.effects.set_builds(0);
     bench.projects.stop(&key(), false).await.expect("stopped");
@@ -243,7 +246,8 @@ async fn f9_an_outdated_daemon_is_rolled_when_quiet_and_held_while_a_build_count
     assert!(bench.projects.complete_oldest(&key()).await.expect("released"));
     assert!(!bench.complete(&build).await);
     bench.until("it is rolled and up again", async |b| b.count(Step::AwaitServing) == 2).await;
-    let made_anew = [Step::StopInstance(Stop::Graceful), Step::DestroyInstance, Step::CreateInstance, Step::StartInstance];
+    let made_anew =
+        [Step::StopInstance(Stop::Graceful), Step::DestroyInstance, Step::CreateInstance, Step::StartInstance];
     let steps: Vec<Step> = bench.steps().into_iter().filter(|step| !step.only_asks()).collect();
     assert!(steps.windows(4).any(|window| window == made_anew), "{steps:?}");
     assert_eq!(bench.count(Step::CreateVolume), 1, "on its old cache");
@@ -272,17 +276,19 @@ async fn f10_c3_a_silent_daemon_that_does_no_work_is_replaced_under_its_lease() 
 
 #[tokio::test]
 async fn l20_starts_are_bounded_and_in_order_and_each_says_its_place() {
-    let config = ProjectsConfig { admission: AdmissionPolicy { starts: 2, ..AdmissionPolicy::default() }, ..config(policy()) };
+    let config =
+        ProjectsConfig { admission: AdmissionPolicy { starts: 2, ..AdmissionPolicy::default() }, ..config(policy()) };
     let bench = Bench::with_config(ModelEffects::gated(), config);
     let mut routes = JoinSet::new();
     for number in 0..5 {
         let projects = bench.projects.clone();
         routes.spawn(async move { projects.route(spec_of(number), RouteOptions::default()).await.map(deliver) });
-        bench.until("it has its place", async |b| {
-            let queue = b.projects.queue();
-            queue.starting + queue.queued == number + 1
-        })
-        .await;
+        bench
+            .until("it has its place", async |b| {
+                let queue = b.projects.queue();
+                queue.starting + queue.queued == number + 1
+            })
+            .await;
     }
     assert_eq!((bench.projects.queue().starting, bench.projects.queue().queued), (2, 3));
     let last = bench.projects.show(&Key::of(&spec_of(4))).await.expect("shown").expect("there");
@@ -300,7 +306,8 @@ async fn l20_starts_are_bounded_and_in_order_and_each_says_its_place() {
 
 #[tokio::test]
 async fn a_client_that_leaves_the_queue_gives_its_place_up() {
-    let config = ProjectsConfig { admission: AdmissionPolicy { starts: 1, ..AdmissionPolicy::default() }, ..config(policy()) };
+    let config =
+        ProjectsConfig { admission: AdmissionPolicy { starts: 1, ..AdmissionPolicy::default() }, ..config(policy()) };
     let bench = Bench::with_config(ModelEffects::gated(), config);
     let start = |number| {
         let projects = bench.projects.clone();

@@ -183,7 +183,8 @@ async fn many_first_requests_start_one_daemon_and_each_gets_a_lease_on_disk() {
     let mut routes = JoinSet::new();
     for _ in 0..100 {
         let projects = bench.projects.clone();
-        routes.spawn(async move { projects.route(spec(), RouteOptions::default()).await.map(deliver).expect("routed") });
+        routes
+            .spawn(async move { projects.route(spec(), RouteOptions::default()).await.map(deliver).expect("routed") });
     }
     let answers = routes.join_all().await;
     let tokens: std::collections::HashSet<_> = answers.iter().map(|a| a.build_id.clone()).collect();

@@ -8,9 +8,9 @@ use kiln_domain::plan::{Counted, Done, InstanceSeen, Observed};
 use kiln_domain::{Phase, ProjectRecord, Step};
 use tokio::task::JoinHandle;
 
-use super::Worker;
 use super::super::effects::EffectError;
 use super::super::messages::{Refusal, RefusalKind};
+use super::Worker;
 use crate::causes;
 
 pub(super) enum Outcome {

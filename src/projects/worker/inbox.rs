@@ -143,11 +143,7 @@ impl Worker {
     }
 
     /// Takes effect at once where it is a rule of ours, and by a roll where the daemon has to be made anew.
-    fn set(
-        &mut self,
-        change: Box<dyn FnOnce(&mut Settings) + Send>,
-        reply: oneshot::Sender<Result<(), SetRefusal>>,
-    ) {
+    fn set(&mut self, change: Box<dyn FnOnce(&mut Settings) + Send>, reply: oneshot::Sender<Result<(), SetRefusal>>) {
         let mut own = self.record.settings.clone();
         change(&mut own);
         // Together with what it inherits: a window on a hot project is a contradiction wherever each comes from.
@@ -163,7 +159,9 @@ impl Worker {
         let saved = self.shared.store.save_project(&self.record, Some(event));
         let (shared, record) = (self.shared.clone(), self.record.clone());
         tokio::spawn(async move {
-            if let Ok(Err(error)) = tokio::time::timeout(shared.deadlines.observe, shared.effects.describe(&record)).await {
+            if let Ok(Err(error)) =
+                tokio::time::timeout(shared.deadlines.observe, shared.effects.describe(&record)).await
+            {
                 tracing::warn!(key = %record.key, %error, "its settings are not written beside its cache");
             }
             drop(reply.send(saved.await.map_err(SetRefusal::Store)));

@@ -281,7 +281,8 @@ impl Worker {
     /// The daemon, if a build may be sent to it this instant. A question to it does not change that.
     fn routable(&self) -> Option<Warm> {
         let undisturbed = self.in_flight.as_ref().is_none_or(|flight| flight.step == Some(Step::Probe));
-        let serving = matches!(self.seen(), Some(Observed { instance: InstanceSeen::Running { serving: true, .. }, .. }));
+        let serving =
+            matches!(self.seen(), Some(Observed { instance: InstanceSeen::Running { serving: true, .. }, .. }));
         let warm = self.record.phase == Phase::Warm && undisturbed && serving;
         warm.then_some(Warm { address: self.record.address, generation: self.record.generation })
     }
@@ -296,7 +297,10 @@ impl Worker {
     /// Once it is not on its way up any more.
     fn give_place_back(&mut self, step: Option<Step>, reason: &Reason) {
         let on_its_way = matches!(reason, Reason::Queued { .. } | Reason::Refused(_))
-            || matches!(step, Some(Step::CreateVolume | Step::WriteFiles | Step::CreateInstance | Step::DestroyInstance))
+            || matches!(
+                step,
+                Some(Step::CreateVolume | Step::WriteFiles | Step::CreateInstance | Step::DestroyInstance)
+            )
             || matches!(step, Some(Step::StartInstance | Step::AdoptInstance | Step::AwaitServing));
         if !on_its_way {
             self.leave_queue();
