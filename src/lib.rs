@@ -16,6 +16,7 @@
 //! | [`host`] | effects on this machine: runtimes, volumes, network |
 //! | [`buildkit`] | what we say to buildkitd: its configuration, is it ready, how full is it |
 //! | [`pki`] | per-project CA, daemon certificates, build credentials |
+//! | [`metrics`] | what Kiln counts and measures of itself |
 //! | [`image`] | making the container image |
 //! | [`cli`] | the `kiln` command |
 //! | [`bench`] | what this machine makes of the quality bars |
@@ -34,6 +35,7 @@ pub mod entropy;
 pub mod gateway;
 pub mod host;
 pub mod image;
+pub mod metrics;
 pub mod pki;
 pub mod projects;
 pub mod store;

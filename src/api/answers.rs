@@ -8,8 +8,11 @@ use axum::response::{IntoResponse, Response};
 use kiln_wire::ApiError;
 use tracing::error;
 
-use super::heart::{CompleteError, RouteError, StopError};
+use super::heart::{CompleteError, RenewError, RouteError, VerbError};
 use crate::store::StoreError;
+
+/// For a database that has too much to do.
+const A_MOMENT: Duration = Duration::from_secs(1);
 
 /// An error of `/route`, `/prewarm` or `/complete`.
 #[derive(Debug)]
@@ -43,12 +46,8 @@ impl From<CompleteError> for PlainError {
 
 impl IntoResponse for PlainError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, self.text + "\n").into_response();
-        if let Some(pause) = self.retry_after {
-            // Whole seconds, and never "at once".
-            response.headers_mut().insert(header::RETRY_AFTER, pause.as_secs().max(1).into());
-        }
-        response
+        let response = (self.status, self.text + "\n").into_response();
+        with_retry_after(response, self.retry_after)
     }
 }
 
@@ -57,34 +56,60 @@ impl IntoResponse for PlainError {
 pub(super) struct JsonError {
     status: StatusCode,
     error: String,
+    retry_after: Option<Duration>,
 }
 
 impl JsonError {
     pub(super) fn new(status: StatusCode, error: impl Into<String>) -> Self {
-        Self { status, error: error.into() }
+        Self { status, error: error.into(), retry_after: None }
+    }
+
+    pub(super) fn bad_request(error: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, error)
+    }
+
+    /// Not now: in a moment.
+    pub(super) fn later(error: impl Into<String>) -> Self {
+        Self { retry_after: Some(A_MOMENT), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, error) }
     }
 }
 
 impl From<StoreError> for JsonError {
     fn from(failure: StoreError) -> Self {
         if failure.is_retryable() {
-            return Self::new(StatusCode::SERVICE_UNAVAILABLE, failure.to_string());
+            return Self::later(failure.to_string());
         }
         error!(error = &failure as &dyn std::error::Error, "a read for the API failed");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, failure.to_string())
     }
 }
 
-impl From<StopError> for JsonError {
-    fn from(error: StopError) -> Self {
-        Self::new(error.status(), error.to_string())
+impl From<RenewError> for JsonError {
+    fn from(error: RenewError) -> Self {
+        Self { status: error.status(), retry_after: error.retry_after(), error: error.to_string() }
+    }
+}
+
+impl From<VerbError> for JsonError {
+    fn from(error: VerbError) -> Self {
+        Self { status: error.status(), retry_after: error.retry_after(), error: error.to_string() }
     }
 }
 
 impl IntoResponse for JsonError {
     fn into_response(self) -> Response {
-        (self.status, Json(ApiError { error: self.error })).into_response()
+        let response = (self.status, Json(ApiError { error: self.error })).into_response();
+        with_retry_after(response, self.retry_after)
     }
+}
+
+/// Whole seconds, rounded up, and never "at once".
+pub(super) fn with_retry_after(mut response: Response, pause: Option<Duration>) -> Response {
+    if let Some(pause) = pause {
+        let seconds = pause.as_secs() + u64::from(pause.subsec_nanos() > 0);
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.max(1).into());
+    }
+    response
 }
 
 pub(super) async fn not_found(uri: Uri) -> Response {
@@ -93,12 +118,12 @@ pub(super) async fn not_found(uri: Uri) -> Response {
 
 /// The three endpoints of the reference take POST only, and answer so in its words.
 pub(super) async fn method_not_allowed(uri: Uri) -> Response {
-    let words = if is_v1(&uri) { "this endpoint does not take this method" } else { "POST only" };
-    let mut response = in_the_style_of(&uri, StatusCode::METHOD_NOT_ALLOWED, words);
-    if !is_v1(&uri) {
+    if is_of_the_reference(&uri) {
+        let mut response = PlainError::new(StatusCode::METHOD_NOT_ALLOWED, "POST only").into_response();
         response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
+        return response;
     }
-    response
+    in_the_style_of(&uri, StatusCode::METHOD_NOT_ALLOWED, "this endpoint does not take this method")
 }
 
 pub(super) fn in_the_style_of(uri: &Uri, status: StatusCode, words: &str) -> Response {
@@ -107,6 +132,10 @@ pub(super) fn in_the_style_of(uri: &Uri, status: StatusCode, words: &str) -> Res
     } else {
         PlainError::new(status, words).into_response()
     }
+}
+
+fn is_of_the_reference(uri: &Uri) -> bool {
+    matches!(uri.path(), "/route" | "/prewarm" | "/complete")
 }
 
 fn is_v1(uri: &Uri) -> bool {

@@ -6,10 +6,12 @@
 //!
 //! `Busy` has no bound here, because what runs in it has its own: the body is read within 15 s, each call of the heart
 //! has a deadline, and a follower of the events may stay.
+//!
+//! Beside that it watches over answers that carry a lease: whether they arrived is for [`Outbox`] to say.
 
 use std::convert::Infallible;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -21,15 +23,20 @@ use hyper::body::{Frame, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 use tracing::debug;
 
+use super::delivery::{Delivery, Outbox, Peer, Undecided};
+
 /// The reference's bounds.
 const HEAD_TIME: Duration = Duration::from_secs(5);
 const IDLE_TIME: Duration = Duration::from_mins(1);
+
+/// How long a connection that ends is held to hear whether its last answer was read.
+const LAST_YARD: Duration = Duration::from_secs(1);
 
 /// What a request's head may take: our clients send a few hundred bytes.
 const HEAD_BYTES: usize = 16 * 1024;
@@ -56,25 +63,29 @@ impl Stage {
 /// answered and no other is taken. A client that goes away drops the handler that works for it.
 pub(super) async fn serve<S>(stream: S, router: Router, shutdown: CancellationToken)
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Peer + Unpin + Send + 'static,
 {
     let (stage, mut stages) = watch::channel(Stage::Idle);
     let stage = Arc::new(stage);
-    let watched = Watched { stream, stage: stage.clone() };
+    let outbox = Arc::new(Outbox::default());
+    let watched = Watched { stream, stage: stage.clone(), outbox: outbox.clone() };
+    let carried = outbox.clone();
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
         let busy = Busy::begin(stage.clone());
+        let outbox = carried.clone();
         let answer = router.clone().oneshot(request.map(Body::new));
         async move {
-            let response = answer.await?;
-            Ok::<_, Infallible>(response.map(|body| Handing { body: UnsyncBoxBody::new(body), _busy: busy }))
+            let mut response = answer.await?;
+            let lease = response.extensions_mut().remove::<Delivery>().and_then(|delivery| delivery.take());
+            let wrap = |body| Handing { body: UnsyncBoxBody::new(body), lease, outbox, _busy: busy };
+            Ok::<_, Infallible>(response.map(wrap))
         }
     });
-    let connection = http1::Builder::new()
+    let mut connection = http1::Builder::new()
         .header_read_timeout(None)
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEADERS)
         .serve_connection(TokioIo::new(watched), service);
-    let mut connection = pin!(connection);
     let mut leaving = false;
     loop {
         let current = *stages.borrow_and_update();
@@ -85,9 +96,10 @@ where
             }
         };
         tokio::select! {
-            ended = connection.as_mut() => {
-                if let Err(error) = ended {
-                    debug!(%error, "a connection ended early");
+            ended = &mut connection => {
+                match ended {
+                    Err(error) => debug!(%error, "a connection ended early"),
+                    Ok(()) => hear_the_end(connection.into_parts().io.into_inner(), &outbox).await,
                 }
                 return;
             }
@@ -95,22 +107,33 @@ where
             () = too_long => return debug!(?current, "a connection took too long"),
             () = shutdown.cancelled(), if !leaving => {
                 leaving = true;
-                connection.as_mut().graceful_shutdown();
+                Pin::new(&mut connection).graceful_shutdown();
             }
         }
     }
 }
 
-/// The stream, telling when the first byte of a request arrives.
+/// Our side is closed; what the client does next tells whether it read the last answer.
+async fn hear_the_end<S: AsyncRead + Unpin>(mut stream: Watched<S>, outbox: &Outbox) {
+    if outbox.is_open() {
+        // The outcome goes by way of the stream itself; silence is taken for a client that takes its time.
+        let _ = tokio::time::timeout(LAST_YARD, stream.read(&mut [0; 1])).await;
+    }
+}
+
+/// The stream, telling when the first byte of a request arrives, and what becomes of answers.
 struct Watched<S> {
     stream: S,
     stage: Arc<watch::Sender<Stage>>,
+    outbox: Arc<Outbox>,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        let outcome = ready!(Pin::new(&mut self.stream).poll_read(cx, buffer));
+        self.outbox.heard(outcome.as_ref().copied());
+        outcome?;
         if buffer.filled().len() > before {
             self.stage.send_if_modified(|stage| {
                 let begins = *stage == Stage::Idle;
@@ -124,13 +147,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Peer + Unpin> AsyncWrite for Watched<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
 
+    /// Called when all that was in the connection's buffer is written.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        self.outbox.flushed(&self.stream);
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -166,10 +192,20 @@ impl Drop for Busy {
     }
 }
 
-/// The answer's body, which is dropped when the last of it is in the connection's buffer.
+/// The answer's body, which is dropped when the last of it is in the connection's buffer, or when it will never be.
 struct Handing {
     body: UnsyncBoxBody<Bytes, axum::Error>,
+    lease: Option<Undecided>,
+    outbox: Arc<Outbox>,
     _busy: Busy,
+}
+
+impl Drop for Handing {
+    fn drop(&mut self) {
+        if let Some(answer) = self.lease.take().filter(|_| self.body.is_end_stream()) {
+            self.outbox.answered(answer);
+        }
+    }
 }
 
 impl HttpBody for Handing {

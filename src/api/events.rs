@@ -13,9 +13,10 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::extract::{Query, State, rejection::QueryRejection};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use axum::response::sse::{self, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
+use kiln_domain::{Key, ParseKeyError};
 use kiln_wire::{ApiError, EventView};
 use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, broadcast};
@@ -38,8 +39,11 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Window {
-    /// Only events with ids above this. Without it: those from now on, or with `follow=false` all that are kept.
+    /// Only events with ids above this, from 0. Without it: those from now on, or with `follow=false` all that are kept.
+    #[param(minimum = 0)]
     after: Option<i64>,
+    /// Only events of this project.
+    key: Option<String>,
     /// Stay and send what happens; `false` ends with the newest event there is.
     #[serde(default = "yes")]
     #[param(default = true)]
@@ -69,10 +73,14 @@ pub(super) async fn events(
     window: Result<Query<Window>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, JsonError> {
-    let Query(window) = window.map_err(|error| JsonError::new(StatusCode::BAD_REQUEST, error.body_text()))?;
-    let place = api.followers.clone().try_acquire_owned().map_err(|_| {
-        JsonError::new(StatusCode::SERVICE_UNAVAILABLE, "too many clients follow the events: close one of them")
-    })?;
+    let Query(window) = window.map_err(|error| JsonError::bad_request(error.body_text()))?;
+    if window.after.is_some_and(|id| id < 0) {
+        return Err(JsonError::bad_request("after is an event's id: 0 is before the first"));
+    }
+    let of = window.key.as_deref().map(str::parse).transpose();
+    let of: Option<Key> = of.map_err(|error: ParseKeyError| JsonError::bad_request(error.to_string()))?;
+    let place = api.followers.clone().try_acquire_owned();
+    let place = place.map_err(|_| JsonError::later("too many clients follow the events: close one of them"))?;
     let live = api.journal.subscribe();
     let last = match (last_event_id(&headers)?, window.after, window.follow) {
         (Some(id), _, _) | (None, Some(id), _) => id,
@@ -84,6 +92,7 @@ pub(super) async fn events(
         shutdown: api.shutdown,
         live: window.follow.then_some(live),
         last,
+        of,
         ready: VecDeque::new(),
         behind: true,
         _place: place,
@@ -99,8 +108,8 @@ pub(super) async fn events(
 
 fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, JsonError> {
     let Some(value) = headers.get("last-event-id") else { return Ok(None) };
-    let id = value.to_str().ok().and_then(|text| text.parse().ok());
-    id.map(Some).ok_or_else(|| JsonError::new(StatusCode::BAD_REQUEST, "Last-Event-ID is not an event's id"))
+    let id = value.to_str().ok().and_then(|text| text.parse().ok()).filter(|id| *id >= 0);
+    id.map(Some).ok_or_else(|| JsonError::bad_request("Last-Event-ID is not an event's id"))
 }
 
 struct Follower {
@@ -109,6 +118,8 @@ struct Follower {
     /// `None`: ends with the journal.
     live: Option<broadcast::Receiver<Event>>,
     last: i64,
+    /// `None`: of all projects, and of Kiln itself.
+    of: Option<Key>,
     ready: VecDeque<Event>,
     /// There may be more in the journal.
     behind: bool,
@@ -134,7 +145,9 @@ impl Follower {
             match received {
                 Ok(event) if event.id > self.last => {
                     self.last = event.id;
-                    return Some(event);
+                    if self.wants(&event) {
+                        return Some(event);
+                    }
                 }
                 Ok(_) => {}
                 Err(broadcast::error::RecvError::Lagged(_)) => self.behind = true,
@@ -147,8 +160,12 @@ impl Follower {
         let page = self.journal.events(self.last, PAGE).await?;
         self.behind = page.len() == PAGE as usize;
         self.last = page.last().map_or(self.last, |event| event.id);
-        self.ready = page.into();
+        self.ready = page.into_iter().filter(|event| self.wants(event)).collect();
         Ok(())
+    }
+
+    fn wants(&self, event: &Event) -> bool {
+        self.of.is_none() || event.key == self.of
     }
 }
 
@@ -158,7 +175,8 @@ fn to_sse(event: Event) -> sse::Event {
     sse::Event::default().id(id).data(data)
 }
 
-fn to_view(event: Event) -> EventView {
-    let Event { id, at, key, kind, text } = event;
-    EventView { id, at: rfc3339(at), key: key.map(String::from), kind, text }
+pub(super) fn to_view(event: Event) -> EventView {
+    let Event { id, at, key, kind, by, rule, text } = event;
+    let by = (by != "kiln").then_some(by);
+    EventView { id, at: rfc3339(at), key: key.map(String::from), kind, text, by, rule }
 }

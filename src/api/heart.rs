@@ -5,17 +5,34 @@ use std::time::Duration;
 use async_trait::async_trait;
 use axum::http::StatusCode;
 use kiln_domain::{BuildSpec, Key, LeaseToken};
-use kiln_wire::{ProjectView, RouteResponse};
+use kiln_wire::{Change, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
 use thiserror::Error;
 
-pub use crate::projects::RouteOptions;
 use crate::store::StoreError;
 
-/// An answer that waits to be handed over. Dropped without that, it releases the lease that was made for it: nobody
-/// will ever know the token (C1, F2 of the reference's failure modes).
+/// What a build asks for besides its identity.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RouteOptions {
+    /// It runs code that nobody has reviewed.
+    pub untrusted: bool,
+    /// It wants a credential in the answer.
+    pub credential: bool,
+    /// How long to wait for a daemon that is not warm, and then to answer `ready: false` with the lease. `None`: as long
+    /// as a route may wait, and then an error.
+    pub wait: Option<Duration>,
+    /// The lease of an earlier answer with `ready: false`: it is renewed and goes on, and no other is made.
+    pub resume: Option<LeaseToken>,
+}
+
+/// An answer on its way to the client. Dropped without [`Routed::delivered`], it releases the lease that was made for
+/// it: nobody will ever know the token (C1, F2 of the reference's failure modes). A lease that was resumed stays, because
+/// its client knows the token already.
 pub trait Routed: Send {
-    /// Called at the last moment in which the answer can still be taken back.
-    fn deliver(self: Box<Self>) -> RouteResponse;
+    /// The answer, token included. `ready: false` comes with a `status`.
+    fn response(&self) -> RouteResponse;
+
+    /// The answer is with the client, as far as the kernel can tell.
+    fn delivered(self: Box<Self>);
 }
 
 /// The projects. Every method has a deadline of its own (K10); one whose future is dropped goes on with what others
@@ -31,13 +48,76 @@ pub trait Heart: Send + Sync + 'static {
     /// Releases one lease. False: the project has none with this token.
     async fn complete(&self, key: &Key, token: &LeaseToken) -> Result<bool, CompleteError>;
 
+    /// Releases the project's oldest lease, as the reference does for a client that names none. False: it has none.
+    /// Only asked where the configuration allows it.
+    async fn complete_oldest(&self, key: &Key) -> Result<bool, CompleteError>;
+
+    /// The client is still there: the lease's grace begins anew. Its end does not move.
+    async fn renew(&self, token: &LeaseToken) -> Result<LeaseView, RenewError>;
+
     async fn list(&self) -> Result<Vec<ProjectView>, StoreError>;
 
     async fn show(&self, key: &Key) -> Result<Option<ProjectView>, StoreError>;
 
-    /// Returns when the daemon is down. The cache stays.
-    async fn stop(&self, key: &Key) -> Result<(), StopError>;
+    async fn why(&self, key: &Key) -> Result<Why, VerbError>;
+
+    /// What is set for this project alone. Durable when it returns; what needs a roll is in the view's `pending`.
+    async fn set(&self, key: &Key, change: SettingsChange) -> Result<ProjectView, VerbError>;
+
+    /// Returns when the daemon is down. The cache stays. `force`: an admin's word, also over one that is busy or wedged.
+    async fn stop(&self, key: &Key, force: bool) -> Result<(), VerbError>;
+
+    /// Forgets the project; its cache goes to the trash. [`VerbError::Busy`] while a build counts on it.
+    async fn remove(&self, key: &Key) -> Result<(), VerbError>;
+
+    /// What has lost its other half. Looks at the host.
+    async fn orphans(&self) -> Result<Vec<Orphan>, VerbError>;
+
+    /// Makes a project of it again. [`VerbError::Impossible`] where it carries no identity, or where `name` alone stands
+    /// for more than one.
+    async fn adopt(&self, kind: Option<OrphanKind>, name: &str) -> Result<Key, VerbError>;
+
+    /// A volume goes to the trash.
+    async fn remove_orphan(&self, kind: OrphanKind, name: &str) -> Result<(), VerbError>;
+
+    async fn trash(&self) -> Result<Vec<Trashed>, VerbError>;
+
+    /// Gives a cache back to its project, which is made again if it is gone.
+    async fn restore(&self, name: &str) -> Result<Key, VerbError>;
+
+    /// For good.
+    async fn discard(&self, name: &str) -> Result<(), VerbError>;
+
+    /// All of it, for good; how many there were.
+    async fn empty_trash(&self) -> Result<u64, VerbError>;
+
+    /// Whether the parts that a route needs can do their work now.
+    async fn readiness(&self) -> Readiness;
 }
+
+/// How eagerly a project's daemon is kept up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tier {
+    Warm,
+    Hot,
+}
+
+/// What is to change of a project's own settings. Well-formed; whether it is in range is the heart's to say.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SettingsChange {
+    pub tier: Change<Tier>,
+    pub idle_window: Change<Duration>,
+    pub volume_bytes: Change<u64>,
+    pub memory_bytes: Change<u64>,
+    pub cpus: Change<u32>,
+    pub processes: Change<u32>,
+}
+
+/// For what goes away by itself within a moment.
+const A_MOMENT: Duration = Duration::from_secs(1);
+
+/// A start takes seconds, and one that did not get there in a whole wait will not be there in one.
+const A_START: Duration = Duration::from_secs(5);
 
 /// Why a build gets no daemon. The texts go to the client, so they say nothing that only the host may know.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -48,13 +128,25 @@ pub enum RouteError {
     /// K1: the key belongs to somebody else.
     #[error("{0}")]
     OtherIdentity(String),
+    /// Resumed with a token that stands for nothing any more.
+    #[error("there is no lease with this buildId any more: it ended or was released; route again without buildId")]
+    Gone,
     #[error("ensure project: {0}")]
     Ensure(String),
     /// Not now; the same request may succeed after a while.
     #[error("{why}")]
     Unavailable { why: String, retry_after: Duration },
+    /// The wait ended before the start's turn came.
+    #[error("still waiting for a turn to start, place {position} of {length}: {why}")]
+    Queued { position: u64, length: u64, why: String },
+    /// The host has no room for another daemon.
+    #[error("not started: {why}")]
+    NotAdmitted { why: String, retry_after: Duration },
     #[error("daemon not ready: {0}")]
     NotReady(String),
+    /// None is dropped silently to make room (C11).
+    #[error("{live} builds hold {key} already, and {limit} may: complete some of them, or wait for their end")]
+    TooManyLeases { key: Key, live: usize, limit: usize },
     #[error("too many requests are waiting: try again in a second")]
     Busy,
 }
@@ -63,19 +155,23 @@ impl RouteError {
     pub const fn status(&self) -> StatusCode {
         match self {
             Self::Refused(_) | Self::OtherIdentity(_) => StatusCode::FORBIDDEN,
+            Self::Gone => StatusCode::GONE,
             Self::Ensure(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unavailable { .. } | Self::Queued { .. } | Self::NotAdmitted { .. } => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::NotReady(_) => StatusCode::GATEWAY_TIMEOUT,
-            Self::Busy => StatusCode::TOO_MANY_REQUESTS,
+            Self::TooManyLeases { .. } | Self::Busy => StatusCode::TOO_MANY_REQUESTS,
         }
     }
 
-    /// When to try again, where that is worth saying.
+    /// When to try again: every answer with 429, 503 or 504 says it.
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Unavailable { retry_after, .. } => Some(*retry_after),
-            Self::Busy => Some(Duration::from_secs(1)),
-            _ => None,
+            Self::Unavailable { retry_after, .. } | Self::NotAdmitted { retry_after, .. } => Some(*retry_after),
+            Self::Busy | Self::Queued { .. } => Some(A_MOMENT),
+            Self::NotReady(_) | Self::TooManyLeases { .. } => Some(A_START),
+            Self::Refused(_) | Self::OtherIdentity(_) | Self::Gone | Self::Ensure(_) => None,
         }
     }
 }
@@ -106,22 +202,74 @@ impl CompleteError {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum StopError {
-    #[error("there is no project {0}: `kiln ps` lists them")]
-    Unknown(Key),
-    /// K2: nothing takes a daemon away from a running build.
-    #[error("it is busy: {0}")]
-    Busy(String),
-    #[error("stop the project: {0}")]
+pub enum RenewError {
+    #[error("there is no such lease")]
+    Unknown,
+    /// Its end does not move, and what ended stays so.
+    #[error("this lease has ended: route again")]
+    Ended,
+    #[error("{why}")]
+    Unavailable { why: String, retry_after: Duration },
+    #[error("renew the lease: {0}")]
     Failed(String),
 }
 
-impl StopError {
+impl RenewError {
     pub const fn status(&self) -> StatusCode {
         match self {
-            Self::Unknown(_) => StatusCode::NOT_FOUND,
-            Self::Busy(_) => StatusCode::CONFLICT,
+            Self::Unknown => StatusCode::NOT_FOUND,
+            Self::Ended => StatusCode::GONE,
+            Self::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Unavailable { retry_after, .. } => Some(*retry_after),
+            Self::Unknown | Self::Ended | Self::Failed(_) => None,
+        }
+    }
+}
+
+/// Why an admin's verb was not carried out.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum VerbError {
+    #[error("there is no project {0}: `kiln ps` lists them")]
+    NoProject(Key),
+    /// Of an orphan or of something in the trash.
+    #[error("there is no {what} {name:?}: {remedy}")]
+    NotThere { what: &'static str, name: String, remedy: &'static str },
+    /// Asked for what cannot be, now or later: out of range, or contradicting what else there is.
+    #[error("{0}")]
+    Impossible(String),
+    /// K2: nothing takes a daemon away from a running build.
+    #[error(
+        "{key} is busy: {need}; `kiln show {key}` lists what counts on it, `kiln stop --force {key}` ends it all the same"
+    )]
+    Busy { key: Key, need: String },
+    /// Not now; the same request may succeed after a while.
+    #[error("{why}")]
+    Unavailable { why: String, retry_after: Duration },
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl VerbError {
+    pub const fn status(&self) -> StatusCode {
+        match self {
+            Self::NoProject(_) | Self::NotThere { .. } => StatusCode::NOT_FOUND,
+            Self::Impossible(_) => StatusCode::BAD_REQUEST,
+            Self::Busy { .. } => StatusCode::CONFLICT,
+            Self::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Unavailable { retry_after, .. } => Some(*retry_after),
+            _ => None,
         }
     }
 }

@@ -10,32 +10,40 @@
 //! | file | what is in it |
 //! |---|---|
 //! | `heart` | what is asked of the rest of Kiln |
-//! | `routing` | the three endpoints of the reference |
-//! | `v1`, `events` | what Kiln shows of itself |
-//! | `answers` | errors as answers |
+//! | `routing`, `prefer` | the three endpoints of the reference, and how long a caller wants to wait |
+//! | `v1`, `upkeep`, `events` | what Kiln shows of itself, and an admin's verbs |
+//! | `health` | alive, ready, figures |
+//! | `body`, `answers` | from bytes to a request, from errors to answers |
+//! | `delivery` | whether an answer that carries a lease arrived |
 //! | `guard` | who may speak over TCP |
 //! | `listener`, `serve`, `connection` | sockets, accept loops, bounds of a connection |
 //!
 //! What must not be here: Incus, SQL, rules about leases and phases.
 
 mod answers;
+mod body;
 mod connection;
+mod delivery;
 mod events;
 mod guard;
+mod health;
 mod heart;
 mod listener;
+mod prefer;
 mod projects;
 mod routing;
 mod serve;
+mod upkeep;
 mod v1;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse as _;
 use axum::routing::{any, get};
-pub use heart::{CompleteError, Heart, RouteError, RouteOptions, Routed, StopError};
+pub use heart::{CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, Tier, VerbError};
 pub use listener::{ListenError, Listener};
 pub use serve::serve;
 use tokio::sync::Semaphore;
@@ -45,10 +53,20 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::metrics::Metrics;
 use crate::store::Store;
 
 /// Clients that follow the events at a time: they stay, so they must not take all connections.
 const FOLLOWERS: usize = 64;
+
+/// What can be configured of the API itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// The longest that `/route` waits; a longer `?wait` is refused.
+    pub route_wait: Duration,
+    /// Whether `/complete` without a `buildId` releases the project's oldest lease, as the reference does.
+    pub nameless_release: bool,
+}
 
 /// What the handlers need.
 #[derive(Clone)]
@@ -56,14 +74,18 @@ pub struct Api {
     heart: Arc<dyn Heart>,
     /// For the events only.
     journal: Store,
+    metrics: Arc<Metrics>,
+    settings: Settings,
     followers: Arc<Semaphore>,
+    /// One at a time.
+    scrapes: Arc<Semaphore>,
     shutdown: CancellationToken,
 }
 
 impl Api {
-    pub fn new(heart: Arc<dyn Heart>, journal: Store) -> Self {
-        let followers = Arc::new(Semaphore::new(FOLLOWERS));
-        Self { heart, journal, followers, shutdown: CancellationToken::new() }
+    pub fn new(heart: Arc<dyn Heart>, journal: Store, metrics: Arc<Metrics>, settings: Settings) -> Self {
+        let (followers, scrapes) = (Arc::new(Semaphore::new(FOLLOWERS)), Arc::new(Semaphore::new(1)));
+        Self { heart, journal, metrics, settings, followers, scrapes, shutdown: CancellationToken::new() }
     }
 
     fn ending_with(self, shutdown: CancellationToken) -> Self {
@@ -104,9 +126,20 @@ fn endpoints() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(routing::prewarm))
         .routes(routes!(routing::complete))
         .routes(routes!(v1::list))
-        .routes(routes!(v1::show))
+        .routes(routes!(v1::show, v1::remove))
+        .routes(routes!(v1::why))
+        .routes(routes!(v1::set))
         .routes(routes!(v1::stop))
+        .routes(routes!(v1::renew))
         .routes(routes!(events::events))
+        .routes(routes!(upkeep::orphans))
+        .routes(routes!(upkeep::adopt))
+        .routes(routes!(upkeep::remove_orphan))
+        .routes(routes!(upkeep::trash, upkeep::empty_trash))
+        .routes(routes!(upkeep::discard))
+        .routes(routes!(upkeep::restore))
+        .routes(routes!(health::readyz))
+        .routes(routes!(health::metrics))
         .split_for_parts()
 }
 
@@ -117,6 +150,8 @@ fn endpoints() -> (Router<Api>, utoipa::openapi::OpenApi) {
         (name = "builds", description = "What a build calls; compatible with buildkit-operator"),
         (name = "projects", description = "What there is"),
         (name = "events", description = "What happens"),
+        (name = "upkeep", description = "What has lost its other half, and what was deleted"),
+        (name = "health", description = "For machines that ask often"),
     )
 )]
 struct Document;

@@ -1,47 +1,123 @@
 //! `/route`, `/prewarm`, `/complete`: the endpoints of the reference system, wire-compatible.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
-use axum::http::StatusCode;
-use http_body_util::BodyExt as _;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse as _, Response};
 use kiln_domain::lease::ParseTokenError;
-use kiln_domain::{Key, LeaseToken};
-use kiln_wire::{CompleteRequest, DecodeError, MAX_BODY_BYTES, RouteRequest, RouteResponse, decode};
-use serde::de::DeserializeOwned;
+use kiln_domain::{BuildSpec, Key, LeaseToken};
+use kiln_wire::{CompleteRequest, RouteRequest, RouteResponse};
+use tokio::time::Instant;
 
 use super::Api;
-use super::answers::PlainError;
-use super::heart::RouteOptions;
+use super::answers::{PlainError, with_retry_after};
+use super::body::read;
+use super::delivery::Delivery;
+use super::heart::{RouteError, RouteOptions, Routed};
+use super::prefer::{self, APPLIED, Wait, Waiting};
+use crate::metrics::{Metrics, Outcome};
 
-/// The reference's limits: time for a request's body, and the bytes of a key in `/complete`.
-const BODY_TIME: Duration = Duration::from_secs(15);
+/// The reference's limit on a key in `/complete`, in bytes.
 const MAX_KEY_BYTES: usize = 64;
 
-/// Lease the project's daemon for one build. Waits until the daemon answers.
+/// Between two polls of a route that is not ready.
+const POLL: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Lease the project's daemon for one build.
+///
+/// Waits until the daemon answers, or with `wait` (or `Prefer: wait=N`, `Prefer: respond-async`) at most so long: then
+/// the answer is 202 with `ready: false`, and the same request with its `buildId` goes on.
 #[utoipa::path(
     post, path = "/route", tag = "builds", request_body = RouteRequest,
+    params(
+        Waiting,
+        ("Prefer" = Option<String>, Header, description = "RFC 7240: `wait=N` is `?wait=N`, `respond-async` is `?wait=0`; the query wins"),
+    ),
     responses(
         (status = 200, description = "The daemon answers; the lease is on disk", body = RouteResponse),
+        (status = 202, description = "Not yet; the lease is on disk. Ask again with its buildId after Retry-After", body = RouteResponse),
         (status = 400, description = "Malformed request", body = String, content_type = "text/plain"),
-        (status = 408, description = "The body did not arrive in time", body = String, content_type = "text/plain"),
         (status = 403, description = "Refused", body = String, content_type = "text/plain"),
-        (status = 429, description = "Too many requests wait", body = String, content_type = "text/plain"),
+        (status = 408, description = "The body did not arrive in time", body = String, content_type = "text/plain"),
+        (status = 410, description = "There is no lease with this buildId any more", body = String, content_type = "text/plain"),
+        (status = 429, description = "Too many requests wait, or builds hold this daemon; see Retry-After", body = String, content_type = "text/plain"),
         (status = 500, description = "The daemon could not be made", body = String, content_type = "text/plain"),
         (status = 503, description = "Not now; see Retry-After", body = String, content_type = "text/plain"),
-        (status = 504, description = "The daemon did not answer in time", body = String, content_type = "text/plain"),
+        (status = 504, description = "The daemon did not answer in time; see Retry-After", body = String, content_type = "text/plain"),
     )
 )]
-pub(super) async fn route(State(api): State<Api>, body: Body) -> Result<Json<RouteResponse>, PlainError> {
+pub(super) async fn route(
+    State(api): State<Api>,
+    query: Result<Query<Waiting>, QueryRejection>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, PlainError> {
     let request: RouteRequest = read(body).await?;
-    let spec = request.spec().map_err(|error| PlainError::bad_request(error.to_string()))?;
-    let options = RouteOptions { untrusted: request.untrusted, credential: request.credential };
-    let routed = api.heart.route(spec, options).await?;
-    // From here to the socket nothing waits: whoever went away before this line has dropped `routed`, which releases
-    // the lease; an answer lost after it costs the lease's grace period.
-    Ok(Json(routed.deliver()))
+    let spec = spec_of(&request)?;
+    let resume = request.build_id.as_deref().map(token).transpose()?;
+    let Query(query) = query.map_err(|error| PlainError::bad_request(error.body_text()))?;
+    let Wait { span, applied } =
+        prefer::read(&query, &headers, api.settings.route_wait).map_err(PlainError::bad_request)?;
+    let options = RouteOptions { untrusted: request.untrusted, credential: request.credential, wait: span, resume };
+    let mut watch = Watch::begin(api.metrics.clone());
+    let routed = api.heart.route(spec, options).await.inspect_err(|error| watch.end(outcome_of(error)))?;
+    let mut answer = answer(routed, &api.metrics, &mut watch);
+    if let Some(applied) = applied {
+        answer.headers_mut().insert(APPLIED, applied);
+    }
+    Ok(answer)
+}
+
+/// The lease goes along: whoever writes the answer knows whether it arrived.
+fn answer(routed: Box<dyn Routed>, metrics: &Arc<Metrics>, watch: &mut Watch) -> Response {
+    let response = routed.response();
+    let (status, outcome) =
+        if response.ready { (StatusCode::OK, Outcome::Ready) } else { (StatusCode::ACCEPTED, Outcome::Waiting) };
+    watch.end(outcome);
+    let pause = (!response.ready).then_some(POLL);
+    let mut answer = with_retry_after((status, Json(response)).into_response(), pause);
+    answer.extensions_mut().insert(Delivery::of(routed, metrics.clone()));
+    answer
+}
+
+/// Counts how a route ended, also when its client goes away in the middle of it.
+struct Watch {
+    metrics: Arc<Metrics>,
+    began: Instant,
+    outcome: Outcome,
+}
+
+impl Watch {
+    fn begin(metrics: Arc<Metrics>) -> Self {
+        Self { metrics, began: Instant::now(), outcome: Outcome::Abandoned }
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.metrics.routed(self.outcome, self.began.elapsed());
+    }
+}
+
+const fn outcome_of(error: &RouteError) -> Outcome {
+    match error {
+        RouteError::Refused(_) | RouteError::OtherIdentity(_) => Outcome::Refused,
+        RouteError::Gone => Outcome::Gone,
+        RouteError::Ensure(_) => Outcome::Failed,
+        RouteError::Unavailable { .. } | RouteError::Queued { .. } | RouteError::NotAdmitted { .. } => {
+            Outcome::Unavailable
+        }
+        RouteError::NotReady(_) => Outcome::NotReady,
+        RouteError::TooManyLeases { .. } | RouteError::Busy => Outcome::TooMany,
+    }
 }
 
 /// Begin to wake the project's daemon, without a lease and without waiting. `credential` is ignored.
@@ -50,9 +126,9 @@ pub(super) async fn route(State(api): State<Api>, body: Body) -> Result<Json<Rou
     responses(
         (status = 202, description = "On its way, or ready", body = RouteResponse),
         (status = 400, description = "Malformed request", body = String, content_type = "text/plain"),
-        (status = 408, description = "The body did not arrive in time", body = String, content_type = "text/plain"),
         (status = 403, description = "Refused", body = String, content_type = "text/plain"),
-        (status = 429, description = "Too many requests wait", body = String, content_type = "text/plain"),
+        (status = 408, description = "The body did not arrive in time", body = String, content_type = "text/plain"),
+        (status = 429, description = "Too many requests wait; see Retry-After", body = String, content_type = "text/plain"),
         (status = 500, description = "The daemon could not be made", body = String, content_type = "text/plain"),
         (status = 503, description = "Not now; see Retry-After", body = String, content_type = "text/plain"),
     )
@@ -62,7 +138,10 @@ pub(super) async fn prewarm(
     body: Body,
 ) -> Result<(StatusCode, Json<RouteResponse>), PlainError> {
     let request: RouteRequest = read(body).await?;
-    let spec = request.spec().map_err(|error| PlainError::bad_request(error.to_string()))?;
+    let spec = spec_of(&request)?;
+    if request.build_id.is_some() {
+        return Err(PlainError::bad_request("buildId is for /route: a prewarm has no lease to go on with"));
+    }
     let response = api.heart.prewarm(spec, request.untrusted).await?;
     Ok((StatusCode::ACCEPTED, Json(response)))
 }
@@ -86,47 +165,24 @@ pub(super) async fn complete(State(api): State<Api>, body: Body) -> Result<Statu
     if request.key.len() > MAX_KEY_BYTES {
         return Err(PlainError::bad_request(format!("key is too long: at most {MAX_KEY_BYTES} bytes are accepted")));
     }
-    let token: LeaseToken = match request.build_id.as_deref() {
-        None | Some("") => {
-            return Err(PlainError::bad_request("buildId is required: it is the one that /route answered"));
-        }
-        Some(text) => text.parse().map_err(|error: ParseTokenError| PlainError::bad_request(error.to_string()))?,
-    };
+    let token = request.build_id.as_deref().filter(|text| !text.is_empty()).map(token).transpose()?;
+    if token.is_none() && !api.settings.nameless_release {
+        return Err(PlainError::bad_request("buildId is required: it is the one that /route answered"));
+    }
     // What is no key names no project, so there is nothing to release; and nothing is remembered of it (L17).
     if let Ok(key) = request.key.parse::<Key>() {
-        api.heart.complete(&key, &token).await?;
+        match token {
+            Some(token) => api.heart.complete(&key, &token).await?,
+            None => api.heart.complete_oldest(&key).await?,
+        };
     }
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn read<T: DeserializeOwned>(body: Body) -> Result<T, PlainError> {
-    let bytes = tokio::time::timeout(BODY_TIME, collect(body)).await.map_err(|_| {
-        let text = format!("the request's body did not arrive within {} s", BODY_TIME.as_secs());
-        PlainError::new(StatusCode::REQUEST_TIMEOUT, text)
-    })??;
-    decode(&bytes).map_err(|error| PlainError::bad_request(error.to_string()))
+fn spec_of(request: &RouteRequest) -> Result<BuildSpec, PlainError> {
+    request.spec().map_err(|error| PlainError::bad_request(error.to_string()))
 }
 
-/// Of a body that is too large this much is read and thrown away: a client that writes all before it reads then gets its
-/// answer, where closing under it would only show it a broken connection.
-const DISCARDED_BYTES: usize = 16 << 20;
-
-/// Keeps nothing beyond the limit: memory does not grow with what a client sends.
-async fn collect(mut body: Body) -> Result<Vec<u8>, PlainError> {
-    let mut bytes = Vec::new();
-    let mut seen = 0;
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| PlainError::bad_request(format!("the request's body broke off: {error}")))?;
-        let Ok(data) = frame.into_data() else { continue };
-        seen += data.len();
-        if seen <= MAX_BODY_BYTES {
-            bytes.extend_from_slice(&data);
-        } else if seen > DISCARDED_BYTES {
-            break;
-        }
-    }
-    if seen > MAX_BODY_BYTES {
-        return Err(PlainError::bad_request(DecodeError::TooLarge(seen).to_string()));
-    }
-    Ok(bytes)
+fn token(text: &str) -> Result<LeaseToken, PlainError> {
+    text.parse().map_err(|error: ParseTokenError| PlainError::bad_request(error.to_string()))
 }

@@ -1,15 +1,23 @@
-//! `/v1`: what Kiln shows of itself, and admin verbs.
+//! `/v1`: projects and leases, and an admin's verbs on them.
+
+use std::time::Duration;
 
 use axum::Json;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::body::Body;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
-use kiln_domain::{Key, ParseKeyError};
-use kiln_wire::{ApiError, ProjectView};
+use kiln_domain::lease::ParseTokenError;
+use kiln_domain::{Key, LeaseToken, ParseKeyError};
+use kiln_wire::{ApiError, LeaseView, ProjectView, Renew, SettingsPatch, Why, units};
+use serde::Deserialize;
+use subtle::ConstantTimeEq as _;
+use utoipa::IntoParams;
 
 use super::Api;
 use super::answers::JsonError;
-use super::heart::StopError;
+use super::body::read;
+use super::heart::{RenewError, SettingsChange, Tier, VerbError};
 
 /// All projects, by key.
 #[utoipa::path(
@@ -39,30 +47,166 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<ProjectView>
 pub(super) async fn show(State(api): State<Api>, key: InPath) -> Result<Json<ProjectView>, JsonError> {
     let key = parse(key)?;
     let found = api.heart.show(&key).await?;
-    found.map(Json).ok_or_else(|| StopError::Unknown(key).into())
+    found.map(Json).ok_or_else(|| VerbError::NoProject(key).into())
+}
+
+/// Why a project stands where it stands, in words.
+#[utoipa::path(
+    get, path = "/v1/projects/{key}/why", tag = "projects",
+    params(("key" = String, Path, description = "As /route answers it and `kiln key` prints it")),
+    responses(
+        (status = 200, description = "The reasons", body = Why),
+        (status = 400, description = "Not a key", body = ApiError),
+        (status = 404, description = "No such project", body = ApiError),
+        (status = 500, description = "The database cannot be read", body = ApiError),
+        (status = 503, description = "Not now", body = ApiError),
+    )
+)]
+pub(super) async fn why(State(api): State<Api>, key: InPath) -> Result<Json<Why>, JsonError> {
+    Ok(Json(api.heart.why(&parse(key)?).await?))
+}
+
+/// Change what is set for this project alone. What is not named stays; null goes back to the default.
+#[utoipa::path(
+    patch, path = "/v1/projects/{key}/settings", tag = "projects", request_body = SettingsPatch,
+    params(("key" = String, Path, description = "As /route answers it and `kiln key` prints it")),
+    responses(
+        (status = 200, description = "The project; `pending` lists what waits for a roll", body = ProjectView),
+        (status = 400, description = "Not a key, malformed, out of range, or contradicting itself", body = ApiError),
+        (status = 404, description = "No such project", body = ApiError),
+        (status = 408, description = "The body did not arrive in time", body = ApiError),
+        (status = 500, description = "It could not be written", body = ApiError),
+        (status = 503, description = "Not now", body = ApiError),
+    )
+)]
+pub(super) async fn set(State(api): State<Api>, key: InPath, body: Body) -> Result<Json<ProjectView>, JsonError> {
+    let patch: SettingsPatch = read(body).await?;
+    let key = parse(key)?;
+    let change = well_formed(patch).map_err(JsonError::bad_request)?;
+    if change == SettingsChange::default() {
+        return Err(JsonError::bad_request("nothing is to be changed: name at least one setting"));
+    }
+    Ok(Json(api.heart.set(&key, change).await?))
+}
+
+fn well_formed(patch: SettingsPatch) -> Result<SettingsChange, String> {
+    let SettingsPatch { tier, idle_window, volume, memory, cpus, processes } = patch;
+    Ok(SettingsChange {
+        tier: tier.try_map(|text| tier_of(&text))?,
+        idle_window: idle_window.try_map(|text| span_of(&text))?,
+        volume_bytes: volume.try_map(|text| size_of("volume", &text))?,
+        memory_bytes: memory.try_map(|text| size_of("memory", &text))?,
+        cpus,
+        processes,
+    })
+}
+
+fn tier_of(text: &str) -> Result<Tier, String> {
+    match text {
+        "warm" => Ok(Tier::Warm),
+        "hot" => Ok(Tier::Hot),
+        _ => Err(format!("tier is {}: it is warm or hot", quoted(text))),
+    }
+}
+
+fn span_of(text: &str) -> Result<Duration, String> {
+    units::parse_span(text)
+        .ok_or_else(|| format!("idleWindow is {}: write it as \"30s\", \"15m\" or \"1h 30m\"", quoted(text)))
+}
+
+fn size_of(name: &str, text: &str) -> Result<u64, String> {
+    units::parse_size(text)
+        .ok_or_else(|| format!("{name} is {}: write it as \"20GiB\", \"512MiB\" or \"4096B\"", quoted(text)))
+}
+
+/// Enough of what a client sent for it to see its mistake.
+pub(super) fn quoted(text: &str) -> String {
+    format!("{:?}", text.chars().take(64).collect::<String>())
+}
+
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Stopping {
+    /// Also if a build counts on it, or it does not answer.
+    #[serde(default)]
+    #[param(default = false)]
+    force: bool,
 }
 
 /// Stop the project's daemon; the cache stays. Refused while a build counts on it.
 #[utoipa::path(
     post, path = "/v1/projects/{key}/stop", tag = "projects",
-    params(("key" = String, Path, description = "As /route answers it and `kiln key` prints it")),
+    params(Stopping, ("key" = String, Path, description = "As /route answers it and `kiln key` prints it")),
     responses(
         (status = 204, description = "It is down"),
         (status = 400, description = "Not a key", body = ApiError),
         (status = 404, description = "No such project", body = ApiError),
         (status = 409, description = "A build counts on it", body = ApiError),
         (status = 500, description = "It could not be stopped", body = ApiError),
+        (status = 503, description = "Not now; see Retry-After", body = ApiError),
     )
 )]
-pub(super) async fn stop(State(api): State<Api>, key: InPath) -> Result<StatusCode, JsonError> {
-    api.heart.stop(&parse(key)?).await?;
+pub(super) async fn stop(
+    State(api): State<Api>,
+    key: InPath,
+    query: Result<Query<Stopping>, QueryRejection>,
+) -> Result<StatusCode, JsonError> {
+    let key = parse(key)?;
+    let Query(Stopping { force }) = query.map_err(|error| JsonError::bad_request(error.body_text()))?;
+    api.heart.stop(&key, force).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What stands in a key's place, if it is text at all.
-type InPath = Result<Path<String>, PathRejection>;
+/// Forget the project; its cache goes to the trash. Refused while a build counts on it.
+#[utoipa::path(
+    delete, path = "/v1/projects/{key}", tag = "projects",
+    params(("key" = String, Path, description = "As /route answers it and `kiln key` prints it")),
+    responses(
+        (status = 204, description = "It is gone; `GET /v1/trash` lists its cache"),
+        (status = 400, description = "Not a key", body = ApiError),
+        (status = 404, description = "No such project", body = ApiError),
+        (status = 409, description = "A build counts on it", body = ApiError),
+        (status = 500, description = "It could not be removed", body = ApiError),
+        (status = 503, description = "Not now; see Retry-After", body = ApiError),
+    )
+)]
+pub(super) async fn remove(State(api): State<Api>, key: InPath) -> Result<StatusCode, JsonError> {
+    api.heart.remove(&parse(key)?).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Show that a build is still there: its lease's grace begins anew. The end of the lease stays where it is.
+#[utoipa::path(
+    post, path = "/v1/leases/{id}/renew", tag = "projects", request_body = Renew,
+    params(("id" = String, Path, description = "`leaseId` as /route answered it: SHA-256 of the buildId")),
+    responses(
+        (status = 200, description = "Renewed", body = LeaseView),
+        (status = 400, description = "Malformed request", body = ApiError),
+        (status = 404, description = "No such lease, or not this buildId's", body = ApiError),
+        (status = 408, description = "The body did not arrive in time", body = ApiError),
+        (status = 410, description = "It has ended", body = ApiError),
+        (status = 500, description = "It could not be written", body = ApiError),
+        (status = 503, description = "Not now; see Retry-After", body = ApiError),
+    )
+)]
+pub(super) async fn renew(State(api): State<Api>, id: InPath, body: Body) -> Result<Json<LeaseView>, JsonError> {
+    let Renew { build_id } = read(body).await?;
+    let token: LeaseToken =
+        build_id.parse().map_err(|error: ParseTokenError| JsonError::bad_request(error.to_string()))?;
+    let id = id.map_or_else(|_| String::new(), |Path(id)| id);
+    // In constant time, as everything that looks at what a token hashes to.
+    let is_its_own = bool::from(id.as_bytes().ct_eq(token.hash().as_str().as_bytes()));
+    if !is_its_own {
+        return Err(RenewError::Unknown.into());
+    }
+    Ok(Json(api.heart.renew(&token).await?))
+}
+
+/// What stands in a name's place, if it is text at all.
+pub(super) type InPath = Result<Path<String>, PathRejection>;
 
 fn parse(key: InPath) -> Result<Key, JsonError> {
     let key = key.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(key)| key);
-    key.parse().map_err(|error: ParseKeyError| JsonError::new(StatusCode::BAD_REQUEST, error.to_string()))
+    key.parse().map_err(|error: ParseKeyError| JsonError::bad_request(error.to_string()))
 }

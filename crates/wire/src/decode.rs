@@ -51,6 +51,7 @@ mod tests {
             arch: "amd64".to_owned(),
             untrusted: true,
             credential: false,
+            build_id: None,
         };
         assert_eq!(request, Ok(expected));
         assert_eq!(route("{}"), Ok(RouteRequest::default()), "what is missing is for the validation to say");
@@ -116,6 +117,7 @@ mod tests {
             "serverName":"s","generation":3,"cache":{"type":"s3"},"somethingNew":[1]}"#;
         let response: RouteResponse = serde_json::from_str(newer).expect("a client ignores what it does not know");
         assert_eq!((response.generation, response.build_id, response.credential), (3, None, None));
+        assert_eq!((response.lease_id, response.status), (None, None), "an older server says nothing of them");
     }
 
     proptest! {
@@ -128,9 +130,9 @@ mod tests {
         #[test]
         fn what_a_client_writes_a_server_reads(
             repo in any::<String>(), name in any::<String>(), target in any::<String>(), arch in any::<String>(),
-            untrusted in any::<bool>(), credential in any::<bool>(),
+            untrusted in any::<bool>(), credential in any::<bool>(), build_id in any::<Option<String>>(),
         ) {
-            let request = RouteRequest { repo, name, target, arch, untrusted, credential };
+            let request = RouteRequest { repo, name, target, arch, untrusted, credential, build_id };
             let body = serde_json::to_vec(&request).expect("serialises");
             prop_assume!(body.len() <= MAX_BODY_BYTES);
             prop_assert_eq!(decode::<RouteRequest>(&body).expect("reads"), request);

@@ -3,20 +3,33 @@
 //! `/route`, `/prewarm` and `/complete` keep the field names, limits and order of checks of the reference system;
 //! what Kiln adds is optional. [`decode`] is the only way from bytes to a request.
 //!
+//! | module | what is in it |
+//! |---|---|
+//! | here | the three endpoints of the reference |
+//! | `v1` | projects, leases, events |
+//! | `settings` | what can be set for a project, as it is asked for and as it is shown |
+//! | `upkeep` | orphans, trash, readiness |
+//! | [`units`] | spans and sizes as people write them |
+//!
 //! What must not be here: I/O, HTTP types, decisions.
 
 mod decode;
+mod settings;
+pub mod units;
+mod upkeep;
 mod v1;
 
 pub use decode::{DecodeError, MAX_BODY_BYTES, decode};
 use kiln_domain::spec::SpecError;
 use kiln_domain::{BuildSpec, Key};
 use serde::{Deserialize, Serialize};
+pub use settings::{Change, Origin, Setting, SettingsPatch, SettingsView};
+pub use upkeep::{Adopt, Check, Emptied, Orphan, OrphanKind, Readiness, RemoveOrphan, Taken, Trashed};
 use utoipa::ToSchema;
-pub use v1::{ApiError, EventView, LeaseView, ProjectView};
+pub use v1::{ApiError, EventView, LeaseView, ProjectView, QueuePlace, Renew, Why};
 
 /// `POST /route` and `POST /prewarm`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RouteRequest {
     /// Any spelling of the repository; at most 512 bytes.
@@ -37,6 +50,24 @@ pub struct RouteRequest {
     /// Answer with a credential that opens this project's daemon until the build's maximum age.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub credential: bool,
+    /// `/route` only: goes on with a route that was answered with `ready: false`. Needs the same fields again.
+    #[serde(default, rename = "buildId", skip_serializing_if = "Option::is_none")]
+    pub build_id: Option<String>,
+}
+
+impl std::fmt::Debug for RouteRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { repo, name, target, arch, untrusted, credential, build_id } = self;
+        f.debug_struct("RouteRequest")
+            .field("repo", repo)
+            .field("name", name)
+            .field("target", target)
+            .field("arch", arch)
+            .field("untrusted", untrusted)
+            .field("credential", credential)
+            .field("build_id", &build_id.as_ref().map(|_| ".."))
+            .finish()
+    }
 }
 
 impl RouteRequest {
@@ -54,6 +85,9 @@ pub struct RouteResponse {
     /// The lease's token: give it back to `/complete`. Shown this once. Absent in the answer of `/prewarm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub build_id: Option<String>,
+    /// Names the lease and opens nothing: SHA-256 of the token, as lists and logs show it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_id: Option<String>,
     /// `tcp://host:port` to dial.
     pub endpoint: String,
     /// Kept for clients of the reference system; names the host's Kiln.
@@ -65,6 +99,25 @@ pub struct RouteResponse {
     pub generation: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credential: Option<Credential>,
+    /// What a route that is not ready waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<RouteStatus>,
+}
+
+/// Where a project stands whose daemon is not ready yet.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RouteStatus {
+    /// As in `ProjectView`.
+    pub phase: String,
+    /// In words.
+    pub reason: String,
+    /// From 1, while the start waits for its turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_position: Option<u64>,
+    /// How many wait, this one included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_length: Option<u64>,
 }
 
 /// Opens one project's daemon, until `expires`.

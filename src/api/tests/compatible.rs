@@ -14,17 +14,18 @@ async fn a_route_is_answered_in_the_reference_s_words() {
         fields,
         serde_json::json!({
             "key": "pbcce5b6205652dd7", "buildId": "abababababababab", "endpoint": "tcp://10.83.0.2:1234",
+            "leaseId": LeaseToken::from_random(TOKEN).hash(),
             "namespace": "", "ready": true, "serverName": "buildkitd-pbcce5b6205652dd7.kiln.internal", "generation": 1,
         })
     );
-    assert_eq!(server.heart.delivered.load(Ordering::SeqCst), 1);
+    server.settled(1).await;
     assert_eq!(server.heart.released.load(Ordering::SeqCst), 0);
     let all = r#"{"repo":"github.com/org/repo","name":"api","target":"runtime","arch":"arm64","untrusted":true,"credential":true}"#;
     assert_eq!(server.post("/route", all).await.status, 200);
     let routes = server.heart.routes.lock().expect("no panic");
     assert_eq!(routes[0].1, RouteOptions::default());
     assert_eq!(Key::of(&routes[1].0).as_str(), "paff9e28c0942ab63");
-    assert_eq!(routes[1].1, RouteOptions { untrusted: true, credential: true });
+    assert_eq!(routes[1].1, RouteOptions { untrusted: true, credential: true, ..RouteOptions::default() });
 }
 
 #[tokio::test]
@@ -88,20 +89,31 @@ async fn the_method_comes_before_the_body() {
 async fn each_failure_has_its_status() {
     let server = Server::start().await;
     let later = |why: &str| RouteError::Unavailable { why: why.to_owned(), retry_after: Duration::from_millis(7500) };
+    let queued = RouteError::Queued { position: 3, length: 7, why: "two daemons start already".to_owned() };
+    let full =
+        RouteError::NotAdmitted { why: "3% of the disk is free".to_owned(), retry_after: Duration::from_mins(1) };
+    let many = RouteError::TooManyLeases { key: view().key.parse().expect("a key"), live: 64, limit: 64 };
     for (error, status, words) in [
         (RouteError::Refused("fork".to_owned()), 403, "fork"),
         (RouteError::OtherIdentity("another build".to_owned()), 403, "another build"),
+        (RouteError::Gone, 410, "route again without buildId"),
         (RouteError::Ensure("no room".to_owned()), 500, "ensure project: no room"),
         (later("Incus is away"), 503, "Incus is away"),
         (RouteError::NotReady("it exited".to_owned()), 504, "daemon not ready: it exited"),
         (RouteError::Busy, 429, "try again"),
+        (queued, 503, "place 3 of 7: two daemons start already"),
+        (full, 503, "not started: 3% of the disk is free"),
+        (many, 429, "64 builds hold pbcce5b6205652dd7 already, and 64 may"),
     ] {
         *server.heart.route_fails.lock().expect("no panic") = Some(error);
         let answer = server.post("/route", BODY).await;
         assert_eq!(answer.status, status);
         assert!(answer.body.contains(words) && answer.is_plain(), "{answer:?}");
-        let retry_after = answer.head.lines().find_map(|line| line.strip_prefix("retry-after: "));
-        assert_eq!(retry_after, [(503, "7"), (429, "1")].iter().find(|(s, _)| *s == status).map(|(_, text)| *text));
+        let says_when = answer.header("retry-after").is_some_and(|text| text.parse::<u64>().is_ok_and(|n| n > 0));
+        assert_eq!(says_when, matches!(status, 429 | 503 | 504), "{answer:?}");
+        if answer.body.contains("Incus") {
+            assert_eq!(answer.header("retry-after"), Some("8"), "rounded up");
+        }
     }
 }
 
@@ -114,6 +126,9 @@ async fn a_prewarm_has_no_lease() {
     assert_eq!((response.build_id, response.ready), (None, false));
     let untrusted = r#"{"repo":"github.com/org/repo","arch":"amd64","untrusted":true}"#;
     assert_eq!(server.post("/prewarm", untrusted).await.status, 403);
+    let resumed = r#"{"repo":"github.com/org/repo","arch":"amd64","buildId":"abababababababab"}"#;
+    let answer = server.post("/prewarm", resumed).await;
+    assert!(answer.status == 400 && answer.body.contains("buildId is for /route"), "{answer:?}");
 }
 
 #[tokio::test]
@@ -148,6 +163,24 @@ async fn a_completion_names_its_build() {
     let answer = server.post("/complete", &named(key, id)).await;
     assert_eq!(answer.status, 503);
     assert!(answer.head.contains("retry-after: 1"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_nameless_completion_is_for_the_switch_to_allow() {
+    let settings = Settings { nameless_release: true, ..SETTINGS };
+    let server = Server::with_settings(FakeHeart::default(), settings).await;
+    for body in
+        [r#"{"key":"pbcce5b6205652dd7"}"#, r#"{"key":"pbcce5b6205652dd7","buildId":""}"#, r#"{"key":"nonsense"}"#]
+    {
+        assert_eq!(server.post("/complete", body).await.status, 204, "{body}");
+    }
+    assert_eq!(server.heart.oldest_released.load(Ordering::SeqCst), 2, "what is no key is not asked for");
+    let named = r#"{"key":"pbcce5b6205652dd7","buildId":"abababababababab"}"#;
+    assert_eq!(server.post("/complete", named).await.status, 204);
+    assert_eq!(server.heart.oldest_released.load(Ordering::SeqCst), 2, "a name is a name");
+    for body in [r#"{"key":""}"#, r#"{"key":"pbcce5b6205652dd7","buildId":"x"}"#] {
+        assert_eq!(server.post("/complete", body).await.status, 400, "{body}");
+    }
 }
 
 #[tokio::test]

@@ -1,8 +1,13 @@
 //! The API over real sockets, with a heart that does what a test says.
 
 mod compatible;
+mod delivery;
+mod events;
+mod health;
 mod sockets;
+mod upkeep;
 mod v1;
+mod waiting;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,7 +17,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::{BuildSpec, Key, LeaseToken, TokenHash};
-use kiln_wire::{ProjectView, RouteResponse};
+use kiln_wire::{
+    Check, LeaseView, Orphan, OrphanKind, ProjectView, QueuePlace, Readiness, RouteResponse, RouteStatus, Trashed, Why,
+};
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
@@ -24,21 +31,32 @@ use crate::store::StoreError;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const TOKEN: [u8; 8] = [0xab; 8];
+const SETTINGS: Settings = Settings { route_wait: Duration::from_secs(180), nameless_release: false };
 const BODY: &str = r#"{"repo":"github.com/org/repo","arch":"amd64"}"#;
 
 #[derive(Default)]
 struct FakeHeart {
-    /// The next answers of `route`, from the last on; `None` waits until `go`.
+    /// The next answer of `route`.
     route_fails: Mutex<Option<RouteError>>,
+    /// `route` waits until `go`.
     route_waits: bool,
+    /// The next answers of `route` are not ready.
+    not_ready: AtomicUsize,
     /// The answer takes this many bytes more than usual.
     padding: usize,
     go: Notify,
     entered: Notify,
     routes: Mutex<Vec<(BuildSpec, RouteOptions)>>,
     completes: Mutex<Vec<(Key, TokenHash)>>,
+    oldest_released: AtomicUsize,
     complete_fails: Mutex<Option<CompleteError>>,
-    stop_fails: Mutex<Option<StopError>>,
+    renew_fails: Mutex<Option<RenewError>>,
+    /// The next answer of an admin's verb.
+    verb_fails: Mutex<Option<VerbError>>,
+    /// The verbs that were asked for, with their arguments.
+    verbs: Mutex<Vec<String>>,
+    ill: Mutex<Option<String>>,
+    hangs: std::sync::atomic::AtomicBool,
     delivered: Arc<AtomicUsize>,
     released: Arc<AtomicUsize>,
     changed: Arc<Notify>,
@@ -52,10 +70,14 @@ struct FakeRouted {
 }
 
 impl Routed for FakeRouted {
-    fn deliver(mut self: Box<Self>) -> RouteResponse {
+    fn response(&self) -> RouteResponse {
+        self.response.clone()
+    }
+
+    fn delivered(mut self: Box<Self>) {
         self.released = None;
         self.delivered.fetch_add(1, Ordering::SeqCst);
-        self.response.clone()
+        self.changed.notify_one();
     }
 }
 
@@ -70,24 +92,47 @@ impl Drop for FakeRouted {
 
 impl FakeHeart {
     fn response(&self, spec: &BuildSpec, leased: bool) -> RouteResponse {
+        let token = LeaseToken::from_random(TOKEN);
         RouteResponse {
             key: Key::of(spec),
-            build_id: leased.then(|| LeaseToken::from_random(TOKEN).reveal().to_owned()),
+            build_id: leased.then(|| token.reveal().to_owned()),
+            lease_id: leased.then(|| token.hash().as_str().to_owned()),
             endpoint: "tcp://10.83.0.2:1234".to_owned(),
             namespace: "x".repeat(self.padding),
             ready: leased,
             server_name: Key::of(spec).server_name("kiln.internal"),
             generation: 1,
             credential: None,
+            status: None,
         }
+    }
+
+    fn verb<T>(&self, what: String, answer: T) -> Result<T, VerbError> {
+        self.verbs.lock().expect("no panic").push(what);
+        self.verb_fails.lock().expect("no panic").take().map_or(Ok(answer), Err)
+    }
+
+    fn settled(&self) -> usize {
+        self.delivered.load(Ordering::SeqCst) + self.released.load(Ordering::SeqCst)
     }
 }
 
 #[async_trait]
 impl Heart for FakeHeart {
     async fn route(&self, spec: BuildSpec, options: RouteOptions) -> Result<Box<dyn Routed>, RouteError> {
+        let mut response = self.response(&spec, true);
+        let due = |left: usize| left.checked_sub(1);
+        if self.not_ready.fetch_update(Ordering::SeqCst, Ordering::SeqCst, due).is_ok() {
+            response.ready = false;
+            response.status = Some(RouteStatus {
+                phase: "starting".to_owned(),
+                reason: "the host is busy".to_owned(),
+                queue_position: Some(2),
+                queue_length: Some(5),
+            });
+        }
         let routed = Box::new(FakeRouted {
-            response: self.response(&spec, true),
+            response,
             delivered: self.delivered.clone(),
             released: Some(self.released.clone()),
             changed: self.changed.clone(),
@@ -118,6 +163,18 @@ impl Heart for FakeHeart {
         Ok(*token == LeaseToken::from_random(TOKEN))
     }
 
+    async fn complete_oldest(&self, _key: &Key) -> Result<bool, CompleteError> {
+        self.oldest_released.fetch_add(1, Ordering::SeqCst);
+        Ok(true)
+    }
+
+    async fn renew(&self, token: &LeaseToken) -> Result<LeaseView, RenewError> {
+        if let Some(error) = self.renew_fails.lock().expect("no panic").take() {
+            return Err(error);
+        }
+        Ok(LeaseView { id: token.hash().as_str().to_owned(), ..LeaseView::default() })
+    }
+
     async fn list(&self) -> Result<Vec<ProjectView>, StoreError> {
         Ok(vec![view()])
     }
@@ -126,9 +183,61 @@ impl Heart for FakeHeart {
         Ok((key.as_str() == view().key).then(view))
     }
 
-    async fn stop(&self, key: &Key) -> Result<(), StopError> {
+    async fn why(&self, key: &Key) -> Result<Why, VerbError> {
+        let why = Why { key: key.to_string(), headline: "It is warm.".to_owned(), ..Why::default() };
+        self.verb(format!("why {key}"), why)
+    }
+
+    async fn set(&self, key: &Key, change: SettingsChange) -> Result<ProjectView, VerbError> {
+        self.verb(format!("set {key} {change:?}"), view())
+    }
+
+    async fn stop(&self, key: &Key, force: bool) -> Result<(), VerbError> {
         assert!(!key.is_fork(), "(this panic is part of a test)");
-        self.stop_fails.lock().expect("no panic").take().map_or(Ok(()), Err)
+        self.verb(format!("stop {key} {force}"), ())
+    }
+
+    async fn remove(&self, key: &Key) -> Result<(), VerbError> {
+        self.verb(format!("remove {key}"), ())
+    }
+
+    async fn orphans(&self) -> Result<Vec<Orphan>, VerbError> {
+        self.verb("orphans".to_owned(), vec![orphan()])
+    }
+
+    async fn adopt(&self, kind: Option<OrphanKind>, name: &str) -> Result<Key, VerbError> {
+        self.verb(format!("adopt {kind:?} {name}"), view().key.parse().expect("a key"))
+    }
+
+    async fn remove_orphan(&self, kind: OrphanKind, name: &str) -> Result<(), VerbError> {
+        self.verb(format!("remove orphan {kind} {name}"), ())
+    }
+
+    async fn trash(&self) -> Result<Vec<Trashed>, VerbError> {
+        self.verb("trash".to_owned(), vec![trashed()])
+    }
+
+    async fn restore(&self, name: &str) -> Result<Key, VerbError> {
+        self.verb(format!("restore {name}"), view().key.parse().expect("a key"))
+    }
+
+    async fn discard(&self, name: &str) -> Result<(), VerbError> {
+        self.verb(format!("discard {name}"), ())
+    }
+
+    async fn empty_trash(&self) -> Result<u64, VerbError> {
+        self.verb("empty".to_owned(), 3)
+    }
+
+    async fn readiness(&self) -> Readiness {
+        if self.hangs.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        let ill = self.ill.lock().expect("no panic").clone();
+        Readiness::of(vec![
+            Check::well("store"),
+            ill.map_or_else(|| Check::well("host"), |why| Check::ill("host", why)),
+        ])
     }
 }
 
@@ -136,18 +245,37 @@ fn view() -> ProjectView {
     ProjectView {
         key: "pbcce5b6205652dd7".to_owned(),
         repo: "github.com/org/repo".to_owned(),
-        name: String::new(),
         target: "default".to_owned(),
         arch: "amd64".to_owned(),
         phase: "warm".to_owned(),
-        reason: String::new(),
         generation: 1,
         address: "10.83.0.2:1234".to_owned(),
         server_name: "buildkitd-pbcce5b6205652dd7.kiln.internal".to_owned(),
-        connections: 0,
-        leases: Vec::new(),
         created: "2026-11-29T00:00:00Z".to_owned(),
         last_activity: "2026-11-29T00:00:00Z".to_owned(),
+        pending: vec!["memory".to_owned()],
+        queue: Some(QueuePlace { position: 1, length: 2 }),
+        ..ProjectView::default()
+    }
+}
+
+fn orphan() -> Orphan {
+    Orphan {
+        kind: OrphanKind::Volume,
+        name: "pbcce5b6205652dd7".to_owned(),
+        key: Some(view().key),
+        why: "no project knows it".to_owned(),
+        adoptable: true,
+    }
+}
+
+fn trashed() -> Trashed {
+    Trashed {
+        name: "pbcce5b6205652dd7-1700000000".to_owned(),
+        key: Some(view().key),
+        repo: Some(view().repo),
+        since: "2026-11-29T00:00:00Z".to_owned(),
+        expires: "2026-12-06T00:00:00Z".to_owned(),
     }
 }
 
@@ -155,6 +283,7 @@ struct Server {
     directory: TempDir,
     heart: Arc<FakeHeart>,
     store: Store,
+    metrics: Arc<Metrics>,
     tcp: SocketAddr,
     shutdown: CancellationToken,
     running: JoinHandle<()>,
@@ -166,6 +295,10 @@ impl Server {
     }
 
     async fn with(heart: FakeHeart) -> Self {
+        Self::with_settings(heart, SETTINGS).await
+    }
+
+    async fn with_settings(heart: FakeHeart, settings: Settings) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
         let heart = Arc::new(heart);
         let store = Store::open(&directory.path().join("kiln.db")).expect("opens");
@@ -173,9 +306,10 @@ impl Server {
         let tcp = Listener::tcp("127.0.0.1:0".parse().expect("an address")).await.expect("listens");
         let address = tcp.tcp_address().expect("it is TCP");
         let shutdown = CancellationToken::new();
-        let api = Api::new(heart.clone(), store.clone());
+        let metrics = Arc::new(Metrics::new());
+        let api = Api::new(heart.clone(), store.clone(), metrics.clone(), settings);
         let running = tokio::spawn(serve(vec![unix, tcp], api, shutdown.clone()));
-        Self { directory, heart, store, tcp: address, shutdown, running }
+        Self { directory, heart, store, metrics, tcp: address, shutdown, running }
     }
 
     fn socket(&self) -> PathBuf {
@@ -192,6 +326,22 @@ impl Server {
 
     async fn get(&self, path: &str) -> Answer {
         exchange(self.connect().await, &request("GET", path, "")).await
+    }
+
+    async fn send(&self, method: &str, path: &str, body: &str) -> Answer {
+        exchange(self.connect().await, &request(method, path, body)).await
+    }
+
+    /// With a header of the test's own.
+    async fn post_with(&self, path: &str, header: &str, body: &str) -> Answer {
+        let plain = request("POST", path, body);
+        let with = plain.replacen("Connection: close\r\n", &format!("Connection: close\r\n{header}\r\n"), 1);
+        exchange(self.connect().await, &with).await
+    }
+
+    /// All answers of `route` have been told apart into delivered and lost.
+    async fn settled(&self, count: usize) {
+        eventually("the outcome of an answer", || self.heart.settled() >= count, &self.heart.changed).await;
     }
 
     async fn over_tcp(&self, request: &str) -> Answer {
@@ -222,6 +372,10 @@ impl Answer {
 
     fn is_plain(&self) -> bool {
         self.head.contains("content-type: text/plain; charset=utf-8")
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
 
     fn json<T: serde::de::DeserializeOwned>(&self) -> T {

@@ -83,12 +83,21 @@ async fn a_connection_carries_more_than_one_request() {
     }
 }
 
+/// In memory there is nothing that could be lost on the way.
+impl super::super::delivery::Peer for tokio::io::DuplexStream {
+    const TELLS_UNREAD: bool = false;
+
+    fn has_reset(&self) -> bool {
+        false
+    }
+}
+
 /// How long the server keeps a connection on which nothing but `sent` arrives, on a clock that jumps.
 async fn kept(sent: &str) -> (Duration, String) {
     let heart = Arc::new(FakeHeart::default());
     let directory = TempDir::new().expect("a temporary directory");
     let store = Store::open(&directory.path().join("kiln.db")).expect("opens");
-    let router = Api::new(heart, store).router();
+    let router = Api::new(heart, store, Arc::new(Metrics::new()), SETTINGS).router();
     let (mut client, server) = tokio::io::duplex(64 * 1024);
     tokio::spawn(connection::serve(server, router, CancellationToken::new()));
     client.write_all(sent.as_bytes()).await.expect("sends");

@@ -1,10 +1,8 @@
-//! `/v1`: projects, events, and the document that describes all of it.
+//! `/v1`: projects, leases, and the document that describes all of it.
 
-use kiln_domain::Timestamp;
-use kiln_wire::{ApiError, EventView};
+use kiln_wire::{ApiError, Change};
 
 use super::*;
-use crate::store::NewEvent;
 
 #[tokio::test]
 async fn projects_are_listed_shown_and_stopped() {
@@ -25,115 +23,33 @@ async fn projects_are_listed_shown_and_stopped() {
     let answer = server.post("/v1/projects", "").await;
     assert_eq!(answer.status, 405);
     answer.json::<ApiError>();
-    for (error, status) in [
-        (StopError::Unknown(view().key.parse().expect("a key")), 404),
-        (StopError::Busy("1 live lease(s)".to_owned()), 409),
-        (StopError::Failed("it hangs".to_owned()), 500),
-    ] {
-        *server.heart.stop_fails.lock().expect("no panic") = Some(error);
-        let answer = server.post(&format!("{known}/stop"), "").await;
-        assert_eq!(answer.status, status);
+    assert_eq!(server.post(&format!("{known}/stop?force=true"), "").await.status, 204);
+    assert_eq!(server.post(&format!("{known}/stop?force=false"), "").await.status, 204);
+    assert_eq!(server.send("DELETE", &known, "").await.status, 204);
+    let why = server.get(&format!("{known}/why")).await.json::<Why>();
+    assert_eq!(why.headline, "It is warm.");
+    let key = view().key;
+    assert_eq!(
+        *server.heart.verbs.lock().expect("no panic"),
+        ["false", "true", "false"]
+            .map(|force| format!("stop {key} {force}"))
+            .into_iter()
+            .chain([format!("remove {key}"), format!("why {key}")])
+            .collect::<Vec<_>>()
+    );
+    for query in ["force=perhaps", "force", "forec=true"] {
+        let answer = server.post(&format!("{known}/stop?{query}"), "").await;
+        assert_eq!(answer.status, 400, "{query}");
         answer.json::<ApiError>();
+    }
+    for (method, path) in [("DELETE", ""), ("GET", "/why"), ("POST", "/stop"), ("PATCH", "/settings")] {
+        let answer = server.send(method, &format!("/v1/projects/nonsense{path}"), "{}").await;
+        assert_eq!(answer.status, 400, "{method} {path}");
+        assert!(answer.json::<ApiError>().error.contains("is not a key"), "{answer:?}");
     }
     let fault = server.post("/v1/projects/forkpbcce5b6205652dd7/stop", "").await;
     assert_eq!(fault.status, 500, "a fault in one request ends that request");
     assert_eq!(server.get("/nothing").await.status, 404);
-}
-
-async fn record(server: &Server, text: &str) -> i64 {
-    let key = view().key.parse().ok();
-    let event = NewEvent { at: Timestamp::from_millis(1_700_000_000_123), key, kind: "test", text: text.to_owned() };
-    server.store.record(event).await.expect("is written")
-}
-
-/// The events in a stream so far.
-fn parse(text: &str) -> Vec<EventView> {
-    text.lines()
-        .filter_map(|line| line.strip_prefix("data: "))
-        .map(|d| serde_json::from_str(d).expect("JSON"))
-        .collect()
-}
-
-#[tokio::test]
-async fn the_journal_is_read_to_its_end() {
-    let server = Server::start().await;
-    for number in 1..=1200 {
-        drop(server.store.record(NewEvent {
-            at: Timestamp::EPOCH,
-            key: None,
-            kind: "many",
-            text: format!("{number}"),
-        }));
-    }
-    record(&server, "the last").await;
-    let answer = server.get("/v1/events?follow=false").await;
-    assert!(answer.head.contains("content-type: text/event-stream"), "{}", answer.head);
-    let events = parse(&answer.body);
-    assert!(events.iter().map(|e| e.id).eq(1..=1201), "all of them, in order, over several pages");
-    let last = EventView {
-        id: 1201,
-        at: "2023-11-14T22:13:20.123Z".to_owned(),
-        key: Some(view().key),
-        kind: "test".to_owned(),
-        text: "the last".to_owned(),
-    };
-    assert_eq!(events.last(), Some(&last));
-    assert!(answer.body.contains("id: 1201"));
-    assert_eq!(parse(&server.get("/v1/events?follow=false&after=1199").await.body).len(), 2);
-    assert_eq!(parse(&server.get("/v1/events?follow=false&after=9999").await.body).len(), 0);
-    for query in ["after=x", "follow=perhaps", "unknown=1"] {
-        let answer = server.get(&format!("/v1/events?{query}")).await;
-        assert_eq!(answer.status, 400, "{query}");
-        answer.json::<ApiError>();
-    }
-}
-
-#[tokio::test]
-async fn a_follower_gets_what_it_missed_and_what_comes() {
-    let server = Server::start().await;
-    for text in ["one", "two", "three"] {
-        record(&server, text).await;
-    }
-    let mut stream = server.connect().await;
-    let request = "GET /v1/events?after=0 HTTP/1.1\r\nHost: x\r\nLast-Event-ID: 1\r\n\r\n";
-    stream.write_all(request.as_bytes()).await.expect("sends");
-    let mut seen = String::new();
-    let mut until = async |text: &str, seen: &mut String| {
-        let reading = async {
-            while !seen.contains(text) {
-                let mut part = [0; 4096];
-                let read = stream.read(&mut part).await.expect("reads");
-                assert!(read > 0, "closed after {seen}");
-                seen.push_str(&String::from_utf8_lossy(&part[..read]));
-            }
-        };
-        tokio::time::timeout(PATIENCE, reading).await.expect("it comes in time");
-    };
-    until("\"three\"", &mut seen).await;
-    // More than the broadcast holds, at once: the follower lags and reads the journal.
-    for number in 4..=3000 {
-        let event = NewEvent { at: Timestamp::EPOCH, key: None, kind: "burst", text: format!("<{number}>") };
-        while server.store.record(event.clone()).await.is_err() {}
-    }
-    until("<3000>", &mut seen).await;
-    let ids: Vec<i64> = seen.lines().filter_map(|line| line.strip_prefix("id: ")?.parse().ok()).collect();
-    assert!(ids.iter().copied().eq(2..=3000), "each once and in order, from the one after Last-Event-ID");
-    server.shutdown.cancel();
-    tokio::time::timeout(PATIENCE, server.running).await.expect("followers do not delay the end").expect("no panic");
-}
-
-#[tokio::test]
-async fn followers_do_not_take_all_connections() {
-    let server = Server::start().await;
-    let mut followers = Vec::new();
-    for _ in 0..FOLLOWERS {
-        let mut stream = server.connect().await;
-        stream.write_all(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("sends");
-        stream.read_exact(&mut [0; 15]).await.expect("is answered");
-        followers.push(stream);
-    }
-    assert_eq!(server.get("/v1/events").await.status, 503);
-    assert_eq!(server.get("/healthz").await.status, 200);
 }
 
 /// `KILN_BLESS=1 cargo test openapi` writes it anew.
@@ -151,7 +67,136 @@ async fn the_openapi_document_is_the_one_that_is_checked_in() {
     let server = Server::start().await;
     let document = server.get("/v1/openapi.json").await.json::<serde_json::Value>();
     assert_eq!(document, serde_json::from_str::<serde_json::Value>(&checked_in).expect("JSON"));
-    for path in ["/route", "/prewarm", "/complete", "/v1/projects", "/v1/projects/{key}", "/v1/events"] {
+    for path in
+        ["/route", "/prewarm", "/complete", "/v1/projects", "/v1/events", "/readyz", "/metrics", "/v1/trash/{name}"]
+    {
         assert!(document["paths"][path].is_object(), "{path}");
     }
+    assert!(document["paths"]["/v1/projects/{key}"]["delete"].is_object());
+}
+
+#[tokio::test]
+async fn each_failure_of_a_verb_has_its_status() {
+    let server = Server::start().await;
+    let key = || view().key.parse::<Key>().expect("a key");
+    let soon = Duration::from_millis(1500);
+    let calls = [
+        ("POST", format!("/v1/projects/{}/stop", key()), ""),
+        ("DELETE", format!("/v1/projects/{}", key()), ""),
+        ("GET", format!("/v1/projects/{}/why", key()), ""),
+        ("PATCH", format!("/v1/projects/{}/settings", key()), r#"{"cpus":2}"#),
+        ("GET", "/v1/orphans".to_owned(), ""),
+        ("POST", "/v1/orphans/adopt".to_owned(), r#"{"name":"x"}"#),
+        ("POST", "/v1/orphans/remove".to_owned(), r#"{"kind":"volume","name":"x"}"#),
+        ("GET", "/v1/trash".to_owned(), ""),
+        ("DELETE", "/v1/trash".to_owned(), ""),
+        ("DELETE", "/v1/trash/x".to_owned(), ""),
+        ("POST", "/v1/trash/x/restore".to_owned(), ""),
+    ];
+    for (method, path, body) in calls {
+        for (error, status, words) in [
+            (VerbError::NoProject(key()), 404, "kiln ps"),
+            (
+                VerbError::NotThere { what: "volume", name: "x".into(), remedy: "list them" },
+                404,
+                "volume \"x\": list them",
+            ),
+            (VerbError::Impossible("cpus = 0: at least one".into()), 400, "at least one"),
+            (
+                VerbError::Busy { key: key(), need: "1 live lease(s)".into() },
+                409,
+                "kiln stop --force pbcce5b6205652dd7",
+            ),
+            (VerbError::Unavailable { why: "Incus is away".into(), retry_after: soon }, 503, "Incus is away"),
+            (VerbError::Failed("it hangs".into()), 500, "it hangs"),
+        ] {
+            *server.heart.verb_fails.lock().expect("no panic") = Some(error);
+            let answer = server.send(method, &path, body).await;
+            assert_eq!(answer.status, status, "{method} {path}: {answer:?}");
+            assert!(answer.json::<ApiError>().error.contains(words), "{method} {path}: {answer:?}");
+            assert_eq!(answer.header("retry-after"), (status == 503).then_some("2"), "{method} {path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn settings_are_changed_one_by_one() {
+    let server = Server::start().await;
+    let path = format!("/v1/projects/{}/settings", view().key);
+    let change = async |body: &str| server.send("PATCH", &path, body).await;
+    let all = r#"{"tier":"hot","idleWindow":null,"volume":"20GiB","memory":"512 MiB","cpus":4,"processes":null}"#;
+    assert_eq!(change(all).await.json::<ProjectView>(), view());
+    assert_eq!(change(r#"{"tier":"warm","idleWindow":"1h 30m"}"#).await.status, 200);
+    let verbs = server.heart.verbs.lock().expect("no panic").clone();
+    let expected = SettingsChange {
+        tier: Change::To(Tier::Hot),
+        idle_window: Change::Reset,
+        volume_bytes: Change::To(20 << 30),
+        memory_bytes: Change::To(512 << 20),
+        cpus: Change::To(4),
+        processes: Change::Reset,
+    };
+    assert_eq!(verbs[0], format!("set {} {expected:?}", view().key));
+    let window = Change::To(Duration::from_secs(5400));
+    let expected = SettingsChange { tier: Change::To(Tier::Warm), idle_window: window, ..SettingsChange::default() };
+    assert_eq!(verbs[1], format!("set {} {expected:?}", view().key));
+    for (body, words) in [
+        ("{}", "nothing is to be changed"),
+        ("", "not what this endpoint takes"),
+        (r#"{"tier":"cold"}"#, "it is warm or hot"),
+        (r#"{"tier":""}"#, "it is warm or hot"),
+        (r#"{"idleWindow":"soon"}"#, "idleWindow is \"soon\""),
+        (r#"{"idleWindow":"900"}"#, "write it as"),
+        (r#"{"idleWindow":900}"#, "invalid type"),
+        (r#"{"volume":"20GB"}"#, "20GiB"),
+        (r#"{"memory":"-1GiB"}"#, "memory is"),
+        (r#"{"cpus":"4"}"#, "invalid type"),
+        (r#"{"cpus":-1}"#, "invalid value"),
+        (r#"{"processes":4294967296}"#, "invalid value"),
+        (r#"{"arch":"arm64"}"#, "unknown field `arch`"),
+        (r#"{"cpus":1,"cpus":2}"#, "duplicate field"),
+        (r#"[{"cpus":1}]"#, "a list"),
+    ] {
+        let answer = change(body).await;
+        assert_eq!(answer.status, 400, "{body}: {answer:?}");
+        assert!(answer.json::<ApiError>().error.contains(words), "{body}: {answer:?}");
+    }
+    assert_eq!(server.heart.verbs.lock().expect("no panic").len(), 2, "what is malformed is not asked for");
+}
+
+#[tokio::test]
+async fn a_lease_is_renewed_by_whoever_holds_its_token() {
+    let server = Server::start().await;
+    let token = LeaseToken::from_random(TOKEN);
+    let (hash, other) = (token.hash(), LeaseToken::from_random([1; 8]).hash());
+    let body = format!(r#"{{"buildId":"{}"}}"#, token.reveal());
+    let renew = async |id: &str, body: &str| server.post(&format!("/v1/leases/{id}/renew"), body).await;
+    assert_eq!(renew(hash.as_str(), &body).await.json::<LeaseView>().id, hash.as_str());
+    for id in [other.as_str(), &hash.as_str()[..63], "x", &hash.as_str().to_uppercase(), "%ff", token.reveal()] {
+        let answer = renew(id, &body).await;
+        assert_eq!(answer.status, 404, "{id}");
+        assert!(!answer.json::<ApiError>().error.contains(token.reveal()), "a token in an answer");
+    }
+    for (body, words) in [
+        ("{}", "missing field"),
+        (r#"{"buildId":""}"#, "malformed buildId"),
+        (r#"{"buildId":null}"#, "invalid type"),
+        (r#"{"buildId":"abababababababag"}"#, "malformed buildId"),
+        (r#"{"buildId":"abababababababab","x":1}"#, "unknown field"),
+    ] {
+        let answer = renew(hash.as_str(), body).await;
+        assert_eq!(answer.status, 400, "{body}: {answer:?}");
+        assert!(answer.json::<ApiError>().error.contains(words), "{body}: {answer:?}");
+    }
+    let later = RenewError::Unavailable { why: "full".to_owned(), retry_after: Duration::ZERO };
+    for (error, status) in
+        [(RenewError::Unknown, 404), (RenewError::Ended, 410), (later, 503), (RenewError::Failed("x".into()), 500)]
+    {
+        *server.heart.renew_fails.lock().expect("no panic") = Some(error);
+        let answer = renew(hash.as_str(), &body).await;
+        assert_eq!(answer.status, status);
+        assert_eq!(answer.header("retry-after"), (status == 503).then_some("1"));
+        answer.json::<ApiError>();
+    }
+    assert_eq!(server.get(&format!("/v1/leases/{}/renew", hash.as_str())).await.status, 405);
 }
