@@ -84,7 +84,7 @@ impl Heart for Projects {
     }
 
     async fn set(&self, key: &Key, change: SettingsChange) -> Result<ProjectView, VerbError> {
-        Projects::set(self, key, move |own| apply(change, own)).await?;
+        Projects::set(self, key, move |own| apply(&change, own)).await?;
         let view = Projects::show(self, key).await.map_err(projects::VerbError::from)?;
         view.ok_or_else(|| VerbError::NoProject(key.clone()))
     }
@@ -156,12 +156,12 @@ impl Heart for Projects {
     }
 }
 
-fn apply(change: SettingsChange, own: &mut Settings) {
+fn apply(change: &SettingsChange, own: &mut Settings) {
     let tier = |tier| match tier {
         Tier::Warm => kiln_domain::Tier::Warm,
         Tier::Hot => kiln_domain::Tier::Hot,
     };
-    let SettingsChange { tier: wanted, idle_window, volume_bytes, memory_bytes, cpus, processes } = change;
+    let SettingsChange { tier: wanted, idle_window, volume_bytes, memory_bytes, cpus, processes } = *change;
     match wanted {
         Change::Keep => {}
         Change::Reset => own.tier = None,
