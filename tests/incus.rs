@@ -11,13 +11,16 @@ use std::time::{Duration, Instant};
 
 use kiln::host::incus::{IncusConfig, IncusRuntime};
 use kiln::host::network::{Network, NetworkConfig};
-use kiln::host::{InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, RuntimeError, StopBound};
+use kiln::host::{
+    Change, InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, RuntimeError, StopBound,
+};
 use kiln_domain::Key;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Mutex, MutexGuard, broadcast};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 const PORT: u16 = 8372;
+const STOPPED: InstanceState = InstanceState::Stopped { outdated: Vec::new() };
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Not Kiln's own: an admin's daemons on the same host keep their table.
 const TABLE: &str = "kiln-test";
@@ -84,7 +87,7 @@ impl Lab {
 
     async fn incarnation(&self, spec: &InstanceSpec) -> String {
         match self.state(spec).await {
-            InstanceState::Running { incarnation } => incarnation,
+            InstanceState::Running { incarnation, .. } => incarnation,
             other => panic!("it does not run: {other:?}"),
         }
     }
@@ -163,9 +166,9 @@ async fn from_absent_to_running_and_back() {
     let begun = Instant::now();
     lab.runtime.create(&spec).await.expect("created");
     eprintln!("create {:?}", begun.elapsed());
-    assert_eq!(lab.state(&spec).await, InstanceState::Stopped);
+    assert_eq!(lab.state(&spec).await, STOPPED);
     lab.runtime.create(&spec).await.expect("created twice");
-    assert!(lab.runtime.list().await.expect("a list").contains(&spec.key));
+    assert!(lab.runtime.found().await.expect("a list").iter().any(|found| found.key.as_ref() == Some(&spec.key)));
 
     let begun = Instant::now();
     let first = lab.runtime.start(&spec).await.expect("started");
@@ -181,7 +184,7 @@ async fn from_absent_to_running_and_back() {
     eprintln!("graceful stop {:?}", begun.elapsed());
     assert!(begun.elapsed() < Duration::from_secs(15), "an idle daemon did not stop by itself");
     assert!(lab.runtime.last_words(&spec).await.contains("asked to stop"), "kiln-init was not asked");
-    assert_eq!(lab.state(&spec).await, InstanceState::Stopped);
+    assert_eq!(lab.state(&spec).await, STOPPED);
     lab.runtime.stop(&spec, StopBound::Force).await.expect("stopped twice");
 
     let second = lab.runtime.start(&spec).await.expect("started again");
@@ -198,7 +201,7 @@ async fn a_daemon_that_dies_is_heard_of_and_leaves_words() {
     lab.inside(&spec, "kill -9 $(cat /proc/1/task/1/children)");
     hear(&mut events, &spec.key).await;
     let deadline = Instant::now() + PATIENCE;
-    while lab.state(&spec).await != InstanceState::Stopped {
+    while lab.state(&spec).await != STOPPED {
         assert!(Instant::now() < deadline, "it is still there");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -211,7 +214,7 @@ async fn a_daemon_that_dies_is_heard_of_and_leaves_words() {
         Err(RuntimeError::Exited { log, .. }) => log,
         Ok(_) => {
             let deadline = Instant::now() + PATIENCE;
-            while lab.state(&spec).await != InstanceState::Stopped {
+            while lab.state(&spec).await != STOPPED {
                 assert!(Instant::now() < deadline, "a daemon without a configuration runs");
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -274,11 +277,105 @@ async fn what_is_half_made_is_never_started() {
     lab.runtime.stop(&spec, StopBound::Force).await.expect("stopped");
     lab.runtime.destroy(&spec).await.expect("destroyed");
     lab.runtime.create(&spec).await.expect("created");
-    assert!(matches!(lab.state(&other).await, InstanceState::HalfMade { .. }), "other limits are a difference");
+    assert_eq!(lab.state(&other).await, InstanceState::Stopped { outdated: vec![Change::Limits] });
     std::fs::remove_dir_all(&spec.volume).expect("the volume is taken away");
     let refused = lab.runtime.start(&spec).await.expect_err("started without a volume");
     assert!(refused.to_string().contains("issing source"), "{refused}");
     std::fs::create_dir(&spec.volume).expect("put back");
+    lab.done().await;
+}
+
+/// An image that no container can be made to work from, but that an alias can name.
+fn import_other_image(lab: &Lab) -> String {
+    let home = lab.home.path();
+    std::fs::create_dir_all(home.join("other/rootfs")).expect("made");
+    let machine = Command::new("uname").arg("-m").output().expect("uname");
+    let machine = String::from_utf8_lossy(&machine.stdout).trim().to_owned();
+    let metadata = format!("architecture: {machine}\ncreation_date: 1\n");
+    std::fs::write(home.join("other/metadata.yaml"), metadata).expect("written");
+    let tar = home.join("other.tar");
+    let made = Command::new("tar")
+        .arg("-cf")
+        .arg(&tar)
+        .args(["-C"])
+        .arg(home.join("other"))
+        .args(["metadata.yaml", "rootfs"])
+        .status();
+    assert!(made.expect("tar").success());
+    let sum = Command::new("sha256sum").arg(&tar).output().expect("sha256sum");
+    let sum = String::from_utf8_lossy(&sum.stdout).split_whitespace().next().expect("a sum").to_owned();
+    lab.incus(&["image", "delete", &sum]);
+    let imported = lab.incus(&["image", "import", tar.to_str().expect("text")]);
+    assert!(imported.status.success(), "{}", String::from_utf8_lossy(&imported.stderr));
+    sum
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_image_is_seen_at_once_and_a_missing_one_is_not_newer() {
+    let Some(mut lab) = Lab::new("another_image_is_seen_at_once_and_a_missing_one_is_not_newer").await else { return };
+    let spec = lab.started(15).await;
+    let before = lab.state(&spec).await;
+    let image = lab.incus(&["image", "alias", "list", "kiln", "--format=csv", "--columns=f"]);
+    let image = String::from_utf8_lossy(&image.stdout).trim().to_owned();
+    let other = import_other_image(&lab);
+    let point = |to: &str| {
+        lab.incus(&["image", "alias", "delete", "kiln"]);
+        assert!(lab.incus(&["image", "alias", "create", "kiln", to]).status.success());
+    };
+    let mut events = lab.runtime.events();
+    drain(&mut events);
+    point(&other);
+    let heard =
+        tokio::time::timeout(PATIENCE, async { while !matches!(events.recv().await, Ok(InstanceEvent::Missed)) {} });
+    let heard = heard.await;
+    // The event of the creation may be on its way yet.
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let mut newer = lab.state(&spec).await;
+    while newer == before && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        newer = lab.state(&spec).await;
+    }
+    lab.runtime.stop(&spec, StopBound::Force).await.expect("stopped");
+    let stopped = lab.state(&spec).await;
+    lab.incus(&["image", "alias", "delete", "kiln"]);
+    drain(&mut events);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let mut missing = lab.state(&spec).await;
+    while missing != STOPPED && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        missing = lab.state(&spec).await;
+    }
+    point(&image);
+    lab.incus(&["image", "delete", &other]);
+    heard.expect("nobody was told that the image is another");
+    let InstanceState::Running { outdated, .. } = &before else { panic!("it does not run: {before:?}") };
+    assert_eq!(*outdated, []);
+    let InstanceState::Running { outdated, .. } = newer else { panic!("it does not run: {newer:?}") };
+    assert_eq!(outdated, [Change::Image]);
+    assert_eq!(stopped, InstanceState::Stopped { outdated: vec![Change::Image] });
+    assert_eq!(missing, STOPPED);
+    lab.done().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_made_is_found_and_goes_only_by_its_name() {
+    let Some(mut lab) = Lab::new("what_others_made_is_found_and_goes_only_by_its_name").await else { return };
+    let spec = lab.started(16).await;
+    lab.incus(&["delete", "--force", "stranger"]);
+    assert!(lab.incus(&["init", "--empty", "stranger", "--storage=kiln"]).status.success());
+    let used = lab.runtime.cpu_time(&spec).await.expect("measured").expect("it runs");
+    assert!(used > Duration::ZERO && used < Duration::from_secs(600), "{used:?}");
+    let found = lab.runtime.found().await.expect("listed");
+    let of = |name: &str| found.iter().find(|found| found.name == name).expect("listed").clone();
+    assert_eq!((of("stranger").key, of("stranger").running), (None, false));
+    let ours = of(&spec.key.daemon_name());
+    assert_eq!((ours.key.as_ref(), ours.running), (Some(&spec.key), true));
+    assert_eq!(ours.properties.get("repo").map(String::as_str), Some("example.com/test"));
+    let refused = lab.runtime.destroy_found(&ours.name).await.expect_err("it runs");
+    assert!(matches!(refused, RuntimeError::Refused { .. }), "{refused}");
+    lab.runtime.destroy_found("stranger").await.expect("destroyed");
+    lab.runtime.destroy_found("stranger").await.expect("destroyed already");
+    assert!(lab.runtime.found().await.expect("listed").iter().all(|found| found.name != "stranger"));
     lab.done().await;
 }
 
@@ -331,7 +428,7 @@ async fn instances_outlive_incus() {
     lab.shell("kill -9 $(_incus_pid); while _incus_pid >/dev/null; do sleep 0.05; done");
     let away = lab.runtime.look(&spec).await.expect_err("Incus is away");
     assert!(matches!(away, RuntimeError::Unavailable { .. }) && away.is_retryable(), "{away}");
-    assert!(lab.runtime.list().await.is_err() && lab.runtime.destroy(&spec).await.is_err());
+    assert!(lab.runtime.found().await.is_err() && lab.runtime.destroy(&spec).await.is_err());
     lab.shell("incus_start $_incus_dir");
     assert_eq!(lab.incarnation(&spec).await, before, "nothing was started, so nothing has changed");
     // The very connection still stands: HTTP/2's preface is answered with the server's settings.

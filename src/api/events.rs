@@ -175,7 +175,8 @@ fn to_sse(event: Event) -> sse::Event {
     sse::Event::default().id(id).data(data)
 }
 
-fn to_view(event: Event) -> EventView {
-    let Event { id, at, key, kind, text } = event;
-    EventView { id, at: rfc3339(at), key: key.map(String::from), kind, text, by: None, rule: None }
+pub(super) fn to_view(event: Event) -> EventView {
+    let Event { id, at, key, kind, by, rule, text } = event;
+    let by = (by != "kiln").then_some(by);
+    EventView { id, at: rfc3339(at), key: key.map(String::from), kind, text, by, rule }
 }

@@ -3,21 +3,22 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln_domain::{BuildSpec, Key, LeaseToken};
-use kiln_wire::{Check, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
+use kiln_domain::explain::Explanation;
+use kiln_domain::{BuildSpec, Key, LeaseToken, Settings, Timestamp};
+use kiln_wire::{Change, Check, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
 
-use super::heart::{CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
+use super::events::to_view;
+use super::heart::{
+    CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, Tier, VerbError,
+};
 use crate::causes::in_one_line;
+use crate::clock::rfc3339;
+use crate::host;
 use crate::projects::{self, Projects};
 use crate::store::StoreError;
 
 /// For what goes away by itself: long enough to help, short enough not to cost a build.
 const SOON: Duration = Duration::from_secs(2);
-
-/// Until the projects can do it.
-fn not_yet(what: &str) -> VerbError {
-    VerbError::Failed(format!("this kilnd cannot {what} yet: update it"))
-}
 
 impl Routed for projects::Routed {
     fn response(&self) -> RouteResponse {
@@ -29,16 +30,18 @@ impl Routed for projects::Routed {
     }
 }
 
+/// For what somebody has to see to first.
+const LATER: Duration = Duration::from_secs(30);
+
+/// The store and the host are given this long to show that they work.
+const READY_PATIENCE: Duration = Duration::from_secs(3);
+
 #[async_trait]
 impl Heart for Projects {
-    /// Waits as long as a route may, whatever `wait` says: no answer of this one is ever `ready: false`.
     async fn route(&self, spec: BuildSpec, options: RouteOptions) -> Result<Box<dyn Routed>, RouteError> {
-        let RouteOptions { untrusted, credential, wait: _, resume } = options;
-        if resume.is_some() {
-            return Err(RouteError::Gone);
-        }
-        let routed = Projects::route(self, spec, projects::RouteOptions { untrusted, credential }).await?;
-        Ok(Box::new(routed))
+        let RouteOptions { untrusted, credential, wait, resume } = options;
+        let options = projects::RouteOptions { untrusted, credential, wait, resume };
+        Ok(Box::new(Projects::route(self, spec, options).await?))
     }
 
     async fn prewarm(&self, spec: BuildSpec, untrusted: bool) -> Result<RouteResponse, RouteError> {
@@ -46,22 +49,24 @@ impl Heart for Projects {
     }
 
     async fn complete(&self, key: &Key, token: &LeaseToken) -> Result<bool, CompleteError> {
-        Projects::complete(self, key, token).await.map_err(|error| {
-            let why = in_one_line(&error);
-            if error.is_retryable() {
-                CompleteError::Unavailable { why, retry_after: SOON }
-            } else {
-                CompleteError::Failed(why)
+        Ok(Projects::complete(self, key, token).await?)
+    }
+
+    async fn complete_oldest(&self, key: &Key) -> Result<bool, CompleteError> {
+        Ok(Projects::complete_oldest(self, key).await?)
+    }
+
+    async fn renew(&self, token: &LeaseToken) -> Result<LeaseView, RenewError> {
+        use projects::RenewError as Renew;
+        match Projects::renew(self, token).await {
+            Ok((lease, _)) => Ok(self.lease_view(&lease)),
+            Err(Renew::Unknown) => Err(RenewError::Unknown),
+            Err(Renew::Ended) => Err(RenewError::Ended),
+            Err(Renew::Store(error)) if error.is_retryable() => {
+                Err(RenewError::Unavailable { why: in_one_line(&error), retry_after: SOON })
             }
-        })
-    }
-
-    async fn complete_oldest(&self, _key: &Key) -> Result<bool, CompleteError> {
-        Err(CompleteError::Failed("this kilnd cannot release the oldest lease yet: name the buildId".to_owned()))
-    }
-
-    async fn renew(&self, _token: &LeaseToken) -> Result<LeaseView, RenewError> {
-        Err(RenewError::Failed("this kilnd cannot renew yet: update it".to_owned()))
+            Err(Renew::Store(error)) => Err(RenewError::Failed(in_one_line(&error))),
+        }
     }
 
     async fn list(&self) -> Result<Vec<ProjectView>, StoreError> {
@@ -72,75 +77,147 @@ impl Heart for Projects {
         Projects::show(self, key).await
     }
 
-    async fn why(&self, _key: &Key) -> Result<Why, VerbError> {
-        Err(not_yet("explain itself"))
+    async fn why(&self, key: &Key) -> Result<Why, VerbError> {
+        let (Explanation { headline, because, next }, events) = Projects::why(self, key).await?;
+        let events = events.into_iter().map(to_view).collect();
+        Ok(Why { key: key.to_string(), headline, because, next, events })
     }
 
-    async fn set(&self, _key: &Key, _change: SettingsChange) -> Result<ProjectView, VerbError> {
-        Err(not_yet("change settings"))
+    async fn set(&self, key: &Key, change: SettingsChange) -> Result<ProjectView, VerbError> {
+        Projects::set(self, key, move |own| apply(change, own)).await?;
+        let view = Projects::show(self, key).await.map_err(projects::VerbError::from)?;
+        view.ok_or_else(|| VerbError::NoProject(key.clone()))
     }
 
     async fn stop(&self, key: &Key, force: bool) -> Result<(), VerbError> {
-        if force {
-            return Err(not_yet("force a stop"));
-        }
-        Projects::stop(self, key).await.map_err(VerbError::from)
+        Ok(Projects::stop(self, key, force).await?)
     }
 
-    async fn remove(&self, _key: &Key) -> Result<(), VerbError> {
-        Err(not_yet("remove projects"))
+    async fn remove(&self, key: &Key) -> Result<(), VerbError> {
+        Ok(Projects::remove(self, key).await?)
     }
 
     async fn orphans(&self) -> Result<Vec<Orphan>, VerbError> {
-        Err(not_yet("look for orphans"))
+        Ok(Projects::orphans(self).await?)
     }
 
-    async fn adopt(&self, _kind: Option<OrphanKind>, _name: &str) -> Result<Key, VerbError> {
-        Err(not_yet("adopt orphans"))
+    async fn adopt(&self, kind: Option<OrphanKind>, name: &str) -> Result<Key, VerbError> {
+        Ok(Projects::adopt(self, kind, name).await?)
     }
 
-    async fn remove_orphan(&self, _kind: OrphanKind, _name: &str) -> Result<(), VerbError> {
-        Err(not_yet("remove orphans"))
+    async fn remove_orphan(&self, kind: OrphanKind, name: &str) -> Result<(), VerbError> {
+        Ok(Projects::remove_orphan(self, kind, name).await?)
     }
 
     async fn trash(&self) -> Result<Vec<Trashed>, VerbError> {
-        Err(not_yet("look into its trash"))
+        let view = |(entry, expires): (host::volumes::Trashed, Timestamp)| Trashed {
+            name: entry.name.to_string(),
+            key: Some(entry.name.key().to_string()),
+            repo: entry.properties.get("repo").cloned(),
+            since: rfc3339(entry.since),
+            expires: rfc3339(expires),
+        };
+        Ok(Projects::trash(self).await?.into_iter().map(view).collect())
     }
 
-    async fn restore(&self, _name: &str) -> Result<Key, VerbError> {
-        Err(not_yet("restore from its trash"))
+    async fn restore(&self, name: &str) -> Result<Key, VerbError> {
+        Ok(Projects::restore(self, name).await?)
     }
 
-    async fn discard(&self, _name: &str) -> Result<(), VerbError> {
-        Err(not_yet("empty its trash"))
+    async fn discard(&self, name: &str) -> Result<(), VerbError> {
+        if Projects::purge(self, name).await? {
+            return Ok(());
+        }
+        Err(VerbError::NotThere {
+            what: "entry of the trash",
+            name: name.to_owned(),
+            remedy: "`kiln trash ls` lists them",
+        })
     }
 
     async fn empty_trash(&self) -> Result<u64, VerbError> {
-        Err(not_yet("empty its trash"))
+        Ok(Projects::empty_trash(self).await?)
     }
 
-    /// What can be told without the projects' help: whether the database can be read.
     async fn readiness(&self) -> Readiness {
-        let check = match self.store().latest_event_id().await {
-            Ok(_) => Check::well("store"),
-            Err(error) => Check::ill("store", in_one_line(&error)),
+        let late = || format!("no answer within {} s", READY_PATIENCE.as_secs());
+        let store = tokio::time::timeout(READY_PATIENCE, self.store().ping()).await;
+        let store = match store {
+            Ok(Ok(())) => Check::well("store"),
+            Ok(Err(error)) => Check::ill("store", in_one_line(&error)),
+            Err(_) => Check::ill("store", late()),
         };
-        Readiness::of(vec![check])
+        let host = match tokio::time::timeout(READY_PATIENCE, self.orphans()).await {
+            Ok(Ok(_)) => Check::well("host"),
+            Ok(Err(error)) => Check::ill("host", in_one_line(&error)),
+            Err(_) => Check::ill("host", late()),
+        };
+        Readiness::of(vec![store, host])
     }
 }
 
-impl From<projects::StopError> for VerbError {
-    fn from(error: projects::StopError) -> Self {
-        use projects::StopError as Stop;
+fn apply(change: SettingsChange, own: &mut Settings) {
+    let tier = |tier| match tier {
+        Tier::Warm => kiln_domain::Tier::Warm,
+        Tier::Hot => kiln_domain::Tier::Hot,
+    };
+    let SettingsChange { tier: wanted, idle_window, volume_bytes, memory_bytes, cpus, processes } = change;
+    match wanted {
+        Change::Keep => {}
+        Change::Reset => own.tier = None,
+        Change::To(wanted) => own.tier = Some(tier(wanted)),
+    }
+    idle_window.apply(&mut own.idle_window);
+    volume_bytes.apply(&mut own.volume_bytes);
+    memory_bytes.apply(&mut own.memory_bytes);
+    cpus.apply(&mut own.cpus);
+    processes.apply(&mut own.processes);
+}
+
+impl From<StoreError> for CompleteError {
+    fn from(error: StoreError) -> Self {
+        let why = in_one_line(&error);
+        if error.is_retryable() { Self::Unavailable { why, retry_after: SOON } } else { Self::Failed(why) }
+    }
+}
+
+impl From<projects::VerbError> for VerbError {
+    fn from(error: projects::VerbError) -> Self {
+        use projects::VerbError as Verb;
         match error {
-            Stop::Unknown(key) => Self::NoProject(key),
-            Stop::Busy { key, need } => Self::Busy { key, need },
-            Stop::Store(store) if store.is_retryable() => {
-                Self::Unavailable { why: in_one_line(&store), retry_after: SOON }
+            Verb::Unknown(key) => Self::NoProject(key),
+            Verb::Busy { key, need } => Self::Busy { key, need },
+            Verb::Bad(error) => Self::Impossible(error.to_string()),
+            Verb::Failed { text, retryable: true } => Self::Unavailable { why: text, retry_after: SOON },
+            Verb::Failed { text, retryable: false } => Self::Failed(text),
+            Verb::Store(ref store) if store.is_retryable() => {
+                Self::Unavailable { why: in_one_line(&error), retry_after: SOON }
             }
-            Stop::TimedOut { .. } => Self::Unavailable { why: error.to_string(), retry_after: SOON },
-            other => Self::Failed(format!("stop the project: {}", in_one_line(&other))),
+            Verb::TimedOut { .. } => Self::Unavailable { why: error.to_string(), retry_after: SOON },
+            Verb::Store(_) => Self::Failed(in_one_line(&error)),
         }
+    }
+}
+
+impl From<projects::ReconcileError> for VerbError {
+    fn from(error: projects::ReconcileError) -> Self {
+        use projects::ReconcileError as Reconcile;
+        match error {
+            Reconcile::NotThere { name } => {
+                Self::NotThere { what: "orphan", name, remedy: "`kiln orphans` lists them" }
+            }
+            Reconcile::Impossible(why) => Self::Impossible(why),
+            Reconcile::Host(error) => error.into(),
+            Reconcile::TimedOut { .. } => Self::Unavailable { why: error.to_string(), retry_after: SOON },
+            Reconcile::Store(error) => projects::VerbError::from(error).into(),
+        }
+    }
+}
+
+impl From<projects::EffectError> for VerbError {
+    fn from(error: projects::EffectError) -> Self {
+        let why = in_one_line(&error);
+        if error.is_retryable() { Self::Unavailable { why, retry_after: SOON } } else { Self::Failed(why) }
     }
 }
 
@@ -149,13 +226,22 @@ impl From<projects::RouteError> for RouteError {
         use projects::RouteError as Route;
         match error {
             Route::Untrusted(_) => Self::Refused(error.to_string()),
+            Route::OtherIdentity { text } => Self::OtherIdentity(text),
             Route::Store(StoreError::OtherIdentity { .. }) => Self::OtherIdentity(error.to_string()),
             Route::Store(StoreError::WritesWaiting { .. }) => Self::Busy,
             Route::Store(ref store) if store.is_retryable() => {
                 Self::Unavailable { why: in_one_line(&error), retry_after: SOON }
             }
+            // Somebody has to make room; until then builds are better told to come again than to give up.
+            Route::Store(StoreError::Full { .. }) => Self::Unavailable { why: in_one_line(&error), retry_after: LATER },
+            Route::TooManyLeases { key, live, limit } => Self::TooManyLeases { key, live, limit },
+            Route::NotAdmitted { text } => Self::NotAdmitted { why: text, retry_after: SOON },
+            Route::Gone => Self::Gone,
             Route::Failed { timed_out: true, text, .. } => Self::NotReady(text),
             Route::Failed { retryable: true, text, .. } => Self::Unavailable { why: text, retry_after: SOON },
+            Route::NotReady { queue: Some((position, length)), reason, .. } => {
+                Self::Queued { position: position as u64, length: length as u64, why: reason }
+            }
             Route::NotReady { .. } => Self::NotReady(error.to_string()),
             Route::Closing => Self::Unavailable { why: error.to_string(), retry_after: SOON },
             Route::Store(_) | Route::Failed { .. } | Route::Credential { .. } | Route::Entropy(_) => {

@@ -63,7 +63,7 @@ pub enum BenchError {
     #[error(transparent)]
     Route(#[from] crate::projects::RouteError),
     #[error(transparent)]
-    Stop(#[from] crate::projects::StopError),
+    Stop(#[from] crate::projects::VerbError),
     #[error(transparent)]
     Effect(#[from] crate::projects::EffectError),
     #[error("cannot use {path}")]

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use kiln_domain::lease::LeasePolicy;
 use kiln_domain::{AddressPool, BuildSpec, Policy};
 use kiln_wire::RouteRequest;
 use serde::Serialize;
@@ -22,7 +21,7 @@ use crate::entropy::SystemEntropy;
 use crate::metrics::Metrics;
 use crate::pki::Pki;
 use crate::projects::model::ModelEffects;
-use crate::projects::{Addressing, Foundations, Projects, ProjectsConfig, RouteOptions, StepDeadlines};
+use crate::projects::{Addressing, Foundations, Projects, ProjectsConfig, RouteOptions};
 use crate::store::Store;
 
 #[derive(Debug, Args)]
@@ -154,24 +153,15 @@ fn spec(repo: &str) -> Result<BuildSpec, BenchError> {
 }
 
 fn projects(dir: &Path, store: Store) -> Result<Projects, BenchError> {
-    let config = ProjectsConfig {
-        policy: Policy {
-            lease: LeasePolicy { grace: Duration::from_secs(600), max_build_age: Duration::from_secs(7200) },
-            idle_window: Duration::from_secs(900),
-        },
-        deadlines: StepDeadlines::default(),
-        addresses: ADDRESSES,
-        addressing: Addressing {
-            domain: "kiln.internal".to_owned(),
-            gateway_address: None,
-            gateway_port: 1234,
-            namespace: "kiln".to_owned(),
-        },
-        daemon_port: 8372,
-        route_wait: Duration::from_secs(30),
-        connect_wait: Duration::from_secs(17),
-        untrusted: Err("a model isolates nothing".to_owned()),
+    let addressing = Addressing {
+        domain: "kiln.internal".to_owned(),
+        gateway_address: None,
+        gateway_port: 1234,
+        namespace: "kiln".to_owned(),
     };
+    // More builds at once than a project may usually have, because that is what is measured.
+    let policy = Policy { max_leases: usize::MAX, ..Policy::default() };
+    let config = ProjectsConfig { policy, ..ProjectsConfig::with_defaults(ADDRESSES, addressing) };
     let foundations = Foundations {
         store,
         effects: Arc::new(ModelEffects::default()),

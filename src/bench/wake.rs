@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kiln_domain::{BuildSpec, Key, ProjectRecord, Step};
+use kiln_domain::{BuildSpec, Key, ProjectRecord, Settings, Step};
 use serde::Serialize;
-use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
 use super::figures::{Spread, millis};
@@ -37,8 +36,7 @@ impl WakeBench {
     pub(super) async fn run(&self, json: bool) -> Result<(), BenchError> {
         let config = Config::load(Some(&self.config), &Overrides::default())?;
         let Assembly { projects, effects, store, .. } = assemble(&config).await?;
-        let running = CancellationToken::new();
-        let heart = projects.start(running.clone()).await?;
+        // Not started: nothing is to listen to what the runtime tells while the bare floor is measured.
         let identity = BuildSpec::new("bench/wake", "", "", "amd64");
         let identity = identity.map_err(|error| BenchError::Unexpected(error.to_string()))?;
         let key = Key::of(&identity);
@@ -50,12 +48,9 @@ impl WakeBench {
             down(&projects, &key).await?;
             let record = store.project(&key).await?;
             let record = record.ok_or_else(|| BenchError::Unexpected("the project is gone".to_owned()))?;
-            bare.push(start_bare(&*effects, &record).await?);
+            bare.push(start_bare(&*effects, &record, &projects.settings(&record)).await?);
         }
         down(&projects, &key).await?;
-        running.cancel();
-        // It has nothing left to say.
-        let _ = heart.await;
         let report = Report {
             runtime: effects.runtime_name(),
             first_creation_us: u64::try_from(first_creation.as_micros()).unwrap_or(u64::MAX),
@@ -71,7 +66,8 @@ async fn route(projects: &Projects, spec: &BuildSpec) -> Result<Duration, BenchE
     let start = Instant::now();
     let routed = projects.route(spec.clone(), RouteOptions::default()).await?;
     let elapsed = start.elapsed();
-    let answer = routed.deliver();
+    let answer = routed.response();
+    routed.delivered();
     let token = answer.build_id.as_deref().and_then(|token| token.parse().ok());
     let token = token.ok_or_else(|| BenchError::Unexpected("a route without a token".to_owned()))?;
     projects.complete(&answer.key, &token).await?;
@@ -80,7 +76,7 @@ async fn route(projects: &Projects, spec: &BuildSpec) -> Result<Duration, BenchE
 
 /// Stopped, and its worker gone: nothing of Kiln looks at the instance while it is started behind its back.
 async fn down(projects: &Projects, key: &Key) -> Result<(), BenchError> {
-    projects.stop(key).await?;
+    projects.stop(key, false).await?;
     let patience = Instant::now() + Duration::from_secs(10);
     while projects.workers() > 0 {
         if Instant::now() > patience {
@@ -92,10 +88,14 @@ async fn down(projects: &Projects, key: &Key) -> Result<(), BenchError> {
 }
 
 /// The runtime's own start, and `ListWorkers` until it is answered.
-async fn start_bare(effects: &dyn Effects, record: &ProjectRecord) -> Result<Duration, BenchError> {
+async fn start_bare(
+    effects: &dyn Effects,
+    record: &ProjectRecord,
+    settings: &Settings,
+) -> Result<Duration, BenchError> {
     let start = Instant::now();
-    effects.perform(Step::StartInstance, record).await?;
-    effects.perform(Step::AwaitServing, record).await?;
+    effects.perform(Step::StartInstance, record, settings).await?;
+    effects.perform(Step::AwaitServing, record, settings).await?;
     Ok(start.elapsed())
 }
 

@@ -23,6 +23,12 @@ use tonic::transport::{Channel, Endpoint};
 /// A record of `DiskUsage` takes some 200 bytes: tonic's default of 4 MiB would not hold those of a large cache.
 const LARGEST_ANSWER: usize = 64 << 20;
 
+/// The record of a build has its arguments, and is some KiB.
+const LARGEST_RECORD: usize = 4 << 20;
+
+/// More builds than this are as busy as so many.
+pub const MOST_BUILDS: u32 = 1000;
+
 /// The client's side of a mutual TLS connection, ready to be used many times.
 #[derive(Clone)]
 pub struct ClientTls(Arc<ClientConfig>);
@@ -194,6 +200,28 @@ impl Control {
         }))
     }
 
+    /// How many builds are going on now; at [`MOST_BUILDS`] the counting ends.
+    ///
+    /// buildkitd counts a build from its request to its last word. One that a client keeps out of the history (`internal`)
+    /// is not among them, nor is a client that is connected and has not asked for anything yet.
+    pub async fn builds(&mut self, deadline: Instant) -> Result<u32, ControlError> {
+        let call = "ListenBuildHistory";
+        let mut client = self.client.clone().max_decoding_message_size(LARGEST_RECORD);
+        let question = proto::BuildHistoryRequest { active_only: true, early_exit: true, ..Default::default() };
+        let mut answers = self.within(deadline, call, client.listen_build_history(question)).await?;
+        let started = proto::BuildHistoryEventType::Started as i32;
+        let mut builds = 0;
+        while builds < MOST_BUILDS {
+            let next = timeout_at(deadline, answers.message()).await;
+            let next = next.map_err(|_| ControlError::TimedOut { address: self.address, call })?;
+            match next.map_err(|status| self.failed(call, status))? {
+                Some(event) => builds += u32::from(event.r#type == started),
+                None => break,
+            }
+        }
+        Ok(builds)
+    }
+
     /// BuildKit's version, as it was built: `v0.34.2`.
     pub async fn version(&mut self, deadline: Instant) -> Result<String, ControlError> {
         let mut client = self.client.clone();
@@ -209,18 +237,19 @@ impl Control {
     ) -> Result<T, ControlError> {
         let address = self.address;
         let answer = timeout_at(deadline, answer).await.map_err(|_| ControlError::TimedOut { address, call })?;
-        let status = match answer {
-            Ok(answer) => return Ok(answer.into_inner()),
-            Err(status) => status,
-        };
+        answer.map(tonic::Response::into_inner).map_err(|status| self.failed(call, status))
+    }
+
+    fn failed(&self, call: &'static str, status: tonic::Status) -> ControlError {
+        let address = self.address;
         if let Some(source) = self.alert.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            return Err(ControlError::TlsRefused { address, source });
+            return ControlError::TlsRefused { address, source };
         }
         // The connection failed under the call: buildkitd itself said nothing.
         if StdError::source(&status).is_some() {
-            return Err(ControlError::NotReachable { address, source: io::Error::other(status) });
+            return ControlError::NotReachable { address, source: io::Error::other(status) };
         }
-        Err(ControlError::Rpc { address, call, status: Box::new(status) })
+        ControlError::Rpc { address, call, status: Box::new(status) }
     }
 }
 

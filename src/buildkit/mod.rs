@@ -1,4 +1,4 @@
-//! What we say to buildkitd: its configuration, whether it answers, how full it is.
+//! What we say to buildkitd: its configuration, whether it answers, whether it builds, how full it is.
 //!
 //! [`toml`] renders `buildkitd.toml`; [`control`] is a client of its gRPC control API over mutual TLS; [`probe`] waits
 //! until a daemon serves. "Ready" means that `ListWorkers` answered with a worker: an open port is seconds away from

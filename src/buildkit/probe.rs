@@ -39,6 +39,10 @@ pub trait DaemonProbe: Send + Sync + 'static {
     /// `Ok` when the daemon can build now. Waits for an answer until `deadline` at most.
     async fn serving(&self, target: &DaemonTarget, deadline: Instant) -> Result<(), ProbeError>;
 
+    /// How many builds are going on in the daemon; see [`Control::builds`]. Asked, not assumed: before a stop, whatever
+    /// leases and connections say.
+    async fn builds(&self, target: &DaemonTarget, deadline: Instant) -> Result<u32, ProbeError>;
+
     /// Has the daemon measure what it has not measured yet; to be called before it is stopped.
     ///
     /// buildkitd forgets the size of a record that a build has written to. Its garbage collection, a second after the
@@ -56,6 +60,10 @@ impl DaemonProbe for GrpcProbe {
     async fn serving(&self, target: &DaemonTarget, deadline: Instant) -> Result<(), ProbeError> {
         let mut control = Control::connect(target, deadline).await?;
         if control.workers(deadline).await?.is_empty() { Err(ProbeError::NoWorker) } else { Ok(()) }
+    }
+
+    async fn builds(&self, target: &DaemonTarget, deadline: Instant) -> Result<u32, ProbeError> {
+        Ok(Control::connect(target, deadline).await?.builds(deadline).await?)
     }
 
     async fn settle(&self, target: &DaemonTarget, deadline: Instant) -> Result<(), ProbeError> {
@@ -116,6 +124,10 @@ mod tests {
     impl DaemonProbe for Scripted {
         async fn serving(&self, _: &DaemonTarget, _: Instant) -> Result<(), ProbeError> {
             (self.answer)(self.asked.fetch_add(1, Ordering::SeqCst))
+        }
+
+        async fn builds(&self, _: &DaemonTarget, _: Instant) -> Result<u32, ProbeError> {
+            Ok(0)
         }
 
         async fn settle(&self, _: &DaemonTarget, _: Instant) -> Result<(), ProbeError> {

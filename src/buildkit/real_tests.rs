@@ -1,4 +1,5 @@
-//! Against a real buildkitd: `KILN_TEST_BUILDKITD`, or the one on the path. Needs root and runc.
+//! Against a real buildkitd: `KILN_TEST_BUILDKITD`, or the one on the path; builds by `KILN_TEST_BUILDX`, or the one on the
+//! path. Needs root and runc.
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddrV4};
@@ -101,6 +102,96 @@ impl Daemon {
     }
 }
 
+/// A client with a configuration of its own.
+struct Buildx {
+    program: PathBuf,
+    home: tempfile::TempDir,
+}
+
+impl Buildx {
+    /// `None` says why on stderr.
+    fn find() -> Option<PathBuf> {
+        let program = std::env::var_os("KILN_TEST_BUILDX").map(PathBuf::from).or_else(|| on_path("buildx"));
+        if program.is_none() {
+            eprintln!("skipped: no buildx: set KILN_TEST_BUILDX to one");
+        }
+        program
+    }
+
+    fn new(program: PathBuf, daemon: &Daemon, mine: &Credential) -> Self {
+        let buildx = Self { program, home: tempfile::tempdir().expect("a directory") };
+        let at = |name: &str| buildx.home.path().join(name);
+        for (name, text) in [("ca", &mine.ca), ("cert", &mine.cert), ("key", &mine.key)] {
+            std::fs::write(at(name), text).expect("written");
+        }
+        let (ca, cert, key) = (at("ca"), at("cert"), at("key"));
+        let name = daemon.key.server_name("kiln.test");
+        let tls = format!("cacert={},cert={},key={},servername={name}", ca.display(), cert.display(), key.display());
+        let address = format!("tcp://{}", daemon.address);
+        let made = buildx
+            .command(&["create", "--name=kiln", "--driver=remote", "--driver-opt", &tls, &address])
+            .output()
+            .expect("buildx");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        buildx
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).env("BUILDX_CONFIG", self.home.path());
+        command
+    }
+
+    /// A build that goes on until its client is ended: its context is a tar that has begun and does not end.
+    fn begin(&self) -> Client {
+        use std::io::Write as _;
+        let log = File::create(self.home.path().join("log")).expect("made");
+        let mut command = self.command(&["build", "--builder=kiln", "--progress=plain", "-"]);
+        let mut child = command.stdin(Stdio::piped()).stderr(log).stdout(Stdio::null()).spawn().expect("buildx");
+        let mut block = tar_header("Dockerfile", DOCKERFILE.len()).to_vec();
+        block.extend_from_slice(DOCKERFILE.as_bytes());
+        // buildx takes two blocks for a look before it begins. What would come after them ends an archive.
+        block.resize(2 * 512, 0);
+        child.stdin.as_mut().expect("piped").write_all(&block).expect("written");
+        Client(child)
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.home.path().join("log")).unwrap_or_default()
+    }
+}
+
+const DOCKERFILE: &str = "FROM scratch\nCOPY Dockerfile /\n";
+
+/// Ended with the test.
+struct Client(Child);
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The 512 bytes before a file's contents in a POSIX archive.
+fn tar_header(name: &str, size: usize) -> [u8; 512] {
+    let mut header = [0; 512];
+    let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
+    put(0, name);
+    put(100, "0000644\0");
+    put(108, "0000000\0");
+    put(116, "0000000\0");
+    put(124, &format!("{size:011o}\0"));
+    put(136, "00000000000\0");
+    // The sum counts its own field as blanks.
+    put(148, "        ");
+    put(156, "0");
+    put(257, "ustar\x0000");
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    header
+}
+
 fn free_address() -> SocketAddrV4 {
     let listener = std::net::TcpListener::bind("127.88.0.1:0").expect("bound");
     SocketAddrV4::new("127.88.0.1".parse().expect("an address"), listener.local_addr().expect("bound").port())
@@ -147,6 +238,45 @@ async fn a_real_daemon_takes_our_configuration_and_only_our_clients() {
     assert_refused(&daemon.target(&late), "expired").await;
     // And we do not take this daemon for another's.
     assert_refused(&daemon.target(&Credential { ca: theirs.ca, ..mine }), "the wrong daemon").await;
+}
+
+#[tokio::test]
+async fn a_real_daemon_says_how_many_builds_are_going_on() {
+    let Some(program) = buildkitd() else { return };
+    let Some(buildx) = Buildx::find() else { return };
+    let now = SystemClock.now();
+    let daemon = Daemon::start(&program, now);
+    let mine = daemon.pki.issue_credential(&daemon.key, now, now.plus(Duration::from_hours(1))).expect("issued");
+    let target = daemon.target(&mine);
+    await_serving(&GrpcProbe, &target, DEADLINE).await.expect("it serves");
+    let going_on = async || {
+        let answer = GrpcProbe.builds(&target, Instant::now() + DEADLINE).await;
+        answer.unwrap_or_else(|error| panic!("{error:?}\n{}", daemon.log()))
+    };
+    let start = Instant::now();
+    assert_eq!(going_on().await, 0);
+    eprintln!("asked how many builds there are in {:?}", start.elapsed());
+
+    let buildx = Buildx::new(buildx, &daemon, &mine);
+    let until = async |wanted: u32| {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let found = going_on().await;
+            if found == wanted {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{found} builds and not {wanted}\n{}\n{}", buildx.log(), daemon.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let first = buildx.begin();
+    until(1).await;
+    let second = buildx.begin();
+    until(2).await;
+    drop(first);
+    until(1).await;
+    drop(second);
+    until(0).await;
 }
 
 async fn assert_refused(target: &DaemonTarget, who: &str) {

@@ -12,7 +12,8 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kiln_domain::AddressRange;
+use kiln_domain::settings::{Rule as DomainRule, SettingsError};
+use kiln_domain::{AddressRange, Rules, Settings, Tier};
 pub use load::{ConfigError, Overrides};
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +31,10 @@ pub struct Config {
     pub volumes: Volumes,
     pub buildkit: BuildKit,
     pub policy: Policy,
+    pub admission: Admission,
+    pub compatibility: Compatibility,
+    /// `[[rules]]`: settings for the repositories that each names. The first that matches counts.
+    pub rules: Vec<Rule>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -151,6 +156,82 @@ pub struct Policy {
     /// Nothing holds a daemon longer than this.
     #[serde(with = "units::duration")]
     pub max_build_age: Duration,
+    /// A project's window is `idle_window` times its builds of the last day, up to this. Below it: never adapted.
+    #[serde(with = "units::duration")]
+    pub idle_longest: Duration,
+    #[serde(with = "units::duration")]
+    pub fork_idle_window: Duration,
+    /// A lease that was not released keeps its daemon from being replaced for this long.
+    #[serde(with = "units::duration")]
+    pub roll_held: Duration,
+    /// A daemon that neither answers nor works for this long is replaced.
+    #[serde(with = "units::duration")]
+    pub wedged_after: Duration,
+    /// Builds a project may have under way.
+    pub max_leases: usize,
+    /// How long a removed cache stays in the trash.
+    #[serde(with = "units::duration")]
+    pub trash_kept: Duration,
+}
+
+/// When starts wait, and when they are refused. Percentages are whole numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Admission {
+    /// Starts at a time.
+    pub starts: usize,
+    /// Daemons at a time.
+    pub running: usize,
+    /// Projects that may wait for a start.
+    pub queue: usize,
+    /// Share of time in which some task waited for memory (`/proc/pressure/memory`, `some avg10`) from which on starts wait.
+    pub pressure_waits: u8,
+    /// Share in which all tasks did (`full avg10`) from which on starts are refused.
+    pub pressure_refuses: u8,
+    #[serde(with = "units::bytes")]
+    pub memory_floor: u64,
+    /// Fullness of the caches' storage from which on no new cache is made, and the trash is emptied.
+    pub full_for_new: u8,
+    /// And from which on nothing is started.
+    pub full: u8,
+}
+
+/// Habits of the reference that Kiln does not have by itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Compatibility {
+    /// `/complete` without a `buildId` releases the project's oldest lease, whoever's it is.
+    pub nameless_complete: bool,
+}
+
+/// One of the `[[rules]]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rule {
+    /// `github.com/org/repo`, `github.com/org/*`, or `*`.
+    pub repo: String,
+    pub tier: Option<Tier>,
+    #[serde(with = "units::optional_duration", skip_serializing_if = "Option::is_none")]
+    pub idle_window: Option<Duration>,
+    #[serde(with = "units::optional_bytes", skip_serializing_if = "Option::is_none")]
+    pub volume: Option<u64>,
+    #[serde(with = "units::optional_bytes", skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u64>,
+    pub cpus: Option<u32>,
+    pub processes: Option<u32>,
+}
+
+impl Rule {
+    fn settings(&self) -> Settings {
+        Settings {
+            tier: self.tier,
+            idle_window: self.idle_window,
+            volume_bytes: self.volume,
+            memory_bytes: self.memory,
+            cpus: self.cpus,
+            processes: self.processes,
+        }
+    }
 }
 
 /// Ranges that are rarely used for anything else.
@@ -177,6 +258,9 @@ impl Default for Config {
             volumes: Volumes::default(),
             buildkit: BuildKit::default(),
             policy: Policy::default(),
+            admission: Admission::default(),
+            compatibility: Compatibility::default(),
+            rules: Vec::new(),
         }
     }
 }
@@ -233,11 +317,59 @@ impl Default for BuildKit {
 impl Default for Policy {
     fn default() -> Self {
         // Idle window and maximum age are the reference's. Its leases have no grace: a lost answer pins for 2 h there.
-        Self { idle_window: 15 * MINUTE, lease_grace: 30 * MINUTE, max_build_age: 120 * MINUTE }
+        Self {
+            idle_window: 15 * MINUTE,
+            lease_grace: 30 * MINUTE,
+            max_build_age: 120 * MINUTE,
+            idle_longest: 360 * MINUTE,
+            fork_idle_window: 5 * MINUTE,
+            roll_held: 60 * MINUTE,
+            wedged_after: MINUTE,
+            max_leases: 1024,
+            trash_kept: 7 * 24 * 60 * MINUTE,
+        }
+    }
+}
+
+impl Default for Admission {
+    fn default() -> Self {
+        Self {
+            starts: 4,
+            running: 64,
+            queue: 1000,
+            pressure_waits: 20,
+            pressure_refuses: 40,
+            memory_floor: 256 << 20,
+            full_for_new: 95,
+            full: 98,
+        }
     }
 }
 
 impl Config {
+    /// What counts for a project that no rule and no `kiln set` says more of.
+    pub fn defaults(&self) -> Settings {
+        let limits = &self.runtime.limits;
+        Settings {
+            tier: Some(Tier::Warm),
+            idle_window: None,
+            volume_bytes: Some(self.volumes.size),
+            memory_bytes: limits.memory,
+            cpus: limits.cpus,
+            processes: limits.processes,
+        }
+    }
+
+    /// The `[[rules]]`, read. [`Config::load`] has read them once already.
+    pub fn rules(&self) -> Result<Rules, SettingsError> {
+        let read = |rule: &Rule| {
+            let settings = rule.settings();
+            settings.check()?;
+            Ok(DomainRule { repo: rule.repo.parse()?, settings })
+        };
+        Ok(Rules(self.rules.iter().map(read).collect::<Result<_, SettingsError>>()?))
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.api.socket.clone().unwrap_or_else(|| self.run_dir.join("kiln.sock"))
     }

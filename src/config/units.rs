@@ -62,6 +62,32 @@ pub(super) mod duration {
     }
 }
 
+/// As [`duration`], or absent.
+pub(super) mod optional_duration {
+    use std::time::Duration;
+
+    use serde::{Deserializer, Serializer};
+
+    use super::duration;
+
+    #[expect(clippy::ref_option, reason = "the signature that serde calls")]
+    pub(in crate::config) fn serialize<S: Serializer>(
+        span: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match span {
+            Some(span) => duration::serialize(span, serializer),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        duration::deserialize(deserializer).map(Some)
+    }
+}
+
 /// `"20GiB"`, `"512MiB"`, `"4096"`.
 pub(super) mod bytes {
     use serde::{Deserializer, Serialize, Serializer, de::Error};

@@ -9,26 +9,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kiln_domain::Policy;
+use kiln_domain::admission::AdmissionPolicy;
+use kiln_domain::health::HealthPolicy;
+use kiln_domain::idle::IdlePolicy;
 use kiln_domain::lease::LeasePolicy;
+use kiln_domain::settings::SettingsError;
 use thiserror::Error;
 
 use crate::api::ListenError;
 use crate::buildkit::GrpcProbe;
-use crate::clock::SystemClock;
-use crate::config::{Config, EngineKind, RuntimeKind};
+use crate::clock::{Clock as _, SystemClock};
+use crate::config::{Admission, Config, EngineKind, RuntimeKind};
 use crate::entropy::SystemEntropy;
 use crate::gateway::{Gateway, Limits};
 use crate::host::incus::{IncusConfig, IncusRuntime};
 use crate::host::network::{Network, NetworkConfig, ParseRangeError};
+use crate::host::pressure::PressureFiles;
 use crate::host::process::{ProcessConfig, ProcessRuntime};
 use crate::host::volumes::{self, BtrfsEngine, DirEngine, VolumeEngine, VolumeError};
-use crate::host::{self, Runtime, RuntimeError};
+use crate::host::{Runtime, RuntimeError};
 use crate::pki::{Pki, PkiError};
 use crate::projects::{
     Addressing, DaemonPaths, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects, ProjectsConfig,
-    StepDeadlines,
+    ReconcileError, StepDeadlines,
 };
-use crate::store::{OpenError, Store, StoreError};
+use crate::store::{NewEvent, OpenError, Opened, Store, StoreError};
 
 /// Why kilnd does not start. Each text says what to do.
 #[derive(Debug, Error)]
@@ -45,6 +50,8 @@ pub enum StartError {
     TakeUp(#[source] StoreError),
     #[error("{path} can be changed by others, and with it what kilnd does: {remedy}")]
     Exposed { path: PathBuf, remedy: String },
+    #[error("cannot rebuild the database from the host")]
+    Rebuild(#[source] ReconcileError),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     #[error(transparent)]
@@ -65,6 +72,8 @@ pub enum StartError {
     NoBuildkitd,
     #[error(transparent)]
     Range(#[from] ParseRangeError),
+    #[error("[[rules]]")]
+    Rules(#[from] SettingsError),
     #[error("{part} ended by a fault of its own, so kilnd ends too: start it again, and report the panic in its log")]
     Broken { part: &'static str },
     #[error("cannot listen to signals")]
@@ -88,7 +97,14 @@ pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
     make_directory(&config.state_dir, 0o700)?;
     check_private(&config.state_dir)?;
     // First: whoever holds the database owns the host's objects.
-    let store = Store::open(&config.database())?;
+    let Opened { store, set_aside } = Store::open_or_set_aside(&config.database(), SystemClock.now())?;
+    if let Some(kept) = set_aside {
+        let text = format!(
+            "the database was damaged; it is kept as {}, and a new one is filled from the host",
+            kept.display()
+        );
+        drop(store.record(NewEvent::new(SystemClock.now(), None, "database-damaged", text)));
+    }
     make_directory(&config.run_dir, 0o755)?;
     check_private(&config.run_dir)?;
     let effects = Arc::new(host_effects(config).await?);
@@ -100,7 +116,7 @@ pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
         clock: Arc::new(SystemClock),
         entropy: Arc::new(SystemEntropy::default()),
     };
-    let projects = Projects::new(projects_config(config), foundations);
+    let projects = Projects::new(projects_config(config)?, foundations);
     let limits = Limits { connections: config.gateway.max_connections, ..Limits::default() };
     let gateway = Gateway::new(Arc::new(projects.clone()), &config.gateway.domains, limits);
     Ok(Assembly { projects, gateway: Arc::new(gateway), store, effects })
@@ -140,31 +156,34 @@ async fn host_effects(config: &Config) -> Result<HostEffects, StartError> {
         pki: Pki::new(&config.state_dir)?,
         probe: Arc::new(GrpcProbe),
         clock: Arc::new(SystemClock),
+        pressure: PressureFiles::default(),
     };
     Ok(HostEffects::new(effects_config(config, paths), parts))
 }
 
 fn effects_config(config: &Config, paths: DaemonPaths) -> HostEffectsConfig {
-    let limits = &config.runtime.limits;
     HostEffectsConfig {
         domains: config.gateway.domains.clone(),
         daemon_port: config.buildkit.port,
-        volume_bytes: config.volumes.size,
         shared_file_system: file_system_size(&config.volumes_path()),
-        limits: host::Limits { memory_bytes: limits.memory, cpus: limits.cpus, processes: limits.processes },
         nameservers: config.buildkit.nameservers.iter().copied().map(IpAddr::V4).collect(),
         paths,
         deadlines: deadlines(config),
     }
 }
 
-fn projects_config(config: &Config) -> ProjectsConfig {
+fn projects_config(config: &Config) -> Result<ProjectsConfig, StartError> {
     let gateway = config.gateway.listen;
-    ProjectsConfig {
-        policy: Policy {
-            lease: LeasePolicy { grace: config.policy.lease_grace, max_build_age: config.policy.max_build_age },
-            idle_window: config.policy.idle_window,
-        },
+    let rules = config.rules()?;
+    for shadowed in rules.shadowed() {
+        tracing::warn!("[[rules]]: {}", shadowed.text);
+    }
+    Ok(ProjectsConfig {
+        policy: policy(config),
+        admission: admission(config),
+        defaults: config.defaults(),
+        rules,
+        trash_kept: config.policy.trash_kept,
         deadlines: deadlines(config),
         addresses: config.addresses().hosts(),
         addressing: Addressing {
@@ -180,6 +199,42 @@ fn projects_config(config: &Config) -> ProjectsConfig {
             RuntimeKind::Process => "the process runtime cannot keep them apart from the host".to_owned(),
             RuntimeKind::Incus => "this version has no isolated forks yet".to_owned(),
         }),
+    })
+}
+
+fn policy(config: &Config) -> Policy {
+    let policy = &config.policy;
+    Policy {
+        lease: LeasePolicy { grace: policy.lease_grace, max_build_age: policy.max_build_age },
+        idle: IdlePolicy {
+            window: policy.idle_window,
+            longest: policy.idle_longest,
+            fork_window: policy.fork_idle_window,
+        },
+        health: HealthPolicy {
+            wedged_after: policy.wedged_after,
+            wedged_after_connected: policy.wedged_after * 5,
+            // A silence has to be seen several times within its span.
+            ask_again: policy.wedged_after / 6,
+            silent_at_most: policy.max_build_age,
+            ..Policy::default().health
+        },
+        roll_held: policy.roll_held,
+        max_leases: policy.max_leases,
+    }
+}
+
+fn admission(config: &Config) -> AdmissionPolicy {
+    let Admission { starts, running, queue, memory_floor, .. } = config.admission;
+    AdmissionPolicy {
+        starts,
+        running,
+        queue,
+        memory_floor,
+        pressure_waits: config.admission.pressure_waits.into(),
+        pressure_refuses: config.admission.pressure_refuses.into(),
+        full_for_new: config.admission.full_for_new.into(),
+        full: config.admission.full.into(),
     }
 }
 
@@ -205,8 +260,8 @@ async fn volume_engine(config: &Config) -> Result<Arc<dyn VolumeEngine>, StartEr
     }
     let search = volumes::search_path();
     Ok(match config.volumes.engine {
-        EngineKind::Dir => Arc::new(DirEngine::at(&path, &search).await?),
-        EngineKind::Btrfs => Arc::new(BtrfsEngine::at(&path, &search).await?),
+        EngineKind::Dir => Arc::new(DirEngine::at(&path, &search, Arc::new(SystemClock)).await?),
+        EngineKind::Btrfs => Arc::new(BtrfsEngine::at(&path, &search, Arc::new(SystemClock)).await?),
     })
 }
 

@@ -86,9 +86,10 @@ async fn find_daemon(
         .key_of(&name)
         .ok_or_else(|| Refused::new(Refusal::ForeignName, format!("{name:?} is not a daemon's name")))?;
     let door = open_door(gateway, client, &key).await?;
-    let daemon = dial(door.address, limits.dial)
-        .await
-        .map_err(|e| Refused::new(Refusal::Unreachable, format!("{key} at {}: {e}", door.address)))?;
+    let daemon = dial(door.address, limits.dial).await.map_err(|e| {
+        gateway.directory.unreachable(&key);
+        Refused::new(Refusal::Unreachable, format!("{key} at {}: {e}", door.address))
+    })?;
     Ok((door, daemon, hello))
 }
 

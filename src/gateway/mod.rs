@@ -67,6 +67,9 @@ impl fmt::Display for NoDoor {
 #[async_trait]
 pub trait Directory: Send + Sync + 'static {
     async fn open(&self, key: &Key) -> Result<Door, NoDoor>;
+
+    /// A daemon whose door was opened could not be reached.
+    fn unreachable(&self, key: &Key);
 }
 
 /// How much and how long.

@@ -53,6 +53,7 @@ struct Fake {
     /// Calls that were dropped or answered.
     ended: Arc<AtomicUsize>,
     held: Arc<AtomicUsize>,
+    unreachable: AtomicUsize,
 }
 
 struct CountDown(Arc<AtomicUsize>);
@@ -71,7 +72,14 @@ impl Drop for CountUp {
 
 impl Fake {
     fn new(says: Says) -> Self {
-        Self { says, wakes: None, calls: AtomicUsize::new(0), ended: Arc::default(), held: Arc::default() }
+        Self {
+            says,
+            wakes: None,
+            calls: AtomicUsize::new(0),
+            ended: Arc::default(),
+            held: Arc::default(),
+            unreachable: AtomicUsize::new(0),
+        }
     }
 
     fn held(&self) -> usize {
@@ -97,6 +105,11 @@ impl Directory for Fake {
             }
             Says::No(no) => Err(no),
         }
+    }
+
+    fn unreachable(&self, key: &Key) {
+        assert_eq!(key.as_str(), KEY);
+        self.unreachable.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -397,6 +410,7 @@ async fn a_daemon_that_is_not_there_is_tried_twice_and_its_door_closed() {
     let mut client = gateway.dial_and_say(&hello(NAME)).await;
     assert_eq!(rest_of(&mut client).await.expect("an alert"), Alert::InternalError.to_bytes());
     assert_eq!((gateway.refused(Refusal::Unreachable), gateway.fake.held()), (1, 0));
+    assert_eq!(gateway.fake.unreachable.load(Ordering::SeqCst), 1, "whoever owns the daemon is told");
 
     // One that comes up between the two attempts is reached.
     let client = gateway.dial_and_say(&hello(NAME)).await;

@@ -5,10 +5,18 @@ use std::time::Duration;
 use kiln_domain::Key;
 use tokio::sync::broadcast;
 
-use super::{InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
+use super::{Change, FoundInstance, InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
 
 /// More than any step takes; a test that reaches it has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Down, and as it would be made now.
+pub(crate) const STOPPED: InstanceState = InstanceState::Stopped { outdated: Vec::new() };
+
+/// Up, and as it would be made now.
+pub(crate) fn running(incarnation: &str) -> InstanceState {
+    InstanceState::Running { incarnation: incarnation.to_owned(), outdated: Vec::new() }
+}
 
 pub(crate) fn key() -> Key {
     "pbcce5b6205652dd7".parse().expect("a key")
@@ -19,6 +27,7 @@ pub(crate) async fn runtime(runtime: &dyn Runtime, make: &(dyn Fn(&Key) -> Insta
     let whole = async {
         absent(runtime, &make(&key())).await;
         life(runtime, &make(&key())).await;
+        outdated(runtime, &make(&key())).await;
         two_at_once(runtime, &make(&key()), &make(&key().clone_number(1))).await;
     };
     tokio::time::timeout(10 * PATIENCE, whole).await.expect("the contract takes too long");
@@ -60,7 +69,7 @@ pub(crate) async fn hear(events: &mut broadcast::Receiver<InstanceEvent>, key: &
 async fn absent(runtime: &dyn Runtime, spec: &InstanceSpec) {
     assert!(!runtime.name().is_empty());
     assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Absent);
-    assert!(runtime.list().await.expect("listed").is_empty());
+    assert!(runtime.found().await.expect("listed").is_empty());
     runtime.stop(spec, StopBound::Force).await.expect("nothing to stop is success");
     runtime.destroy(spec).await.expect("nothing to destroy is success");
     let error = runtime.start(spec).await.expect_err("nothing to start");
@@ -73,34 +82,74 @@ async fn life(runtime: &dyn Runtime, spec: &InstanceSpec) {
     let had_volume = spec.volume.exists();
     runtime.create(spec).await.expect("created");
     runtime.create(spec).await.expect("an equal one is success");
-    assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Stopped, "created is not started");
-    assert_eq!(runtime.list().await.expect("listed"), std::slice::from_ref(&spec.key));
+    assert_eq!(runtime.look(spec).await.expect("looked"), STOPPED, "created is not started");
+    is_found(runtime, spec, false).await;
+    assert_eq!(runtime.cpu_time(spec).await.expect("measured"), None, "what does not run uses nothing");
 
     let mut events = runtime.events();
     let first = runtime.start(spec).await.expect("started");
     hear(&mut events, &spec.key).await;
-    assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Running { incarnation: first.clone() });
+    assert_eq!(runtime.look(spec).await.expect("looked"), running(&first));
     assert_eq!(runtime.start(spec).await.expect("running already is success"), first);
     runtime.create(spec).await.expect("an equal one that runs is success");
-    let error = runtime.destroy(spec).await.expect_err("it runs");
-    assert!(matches!(error, RuntimeError::Refused { .. }), "{error}");
-    assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Running { incarnation: first.clone() });
+    let found = is_found(runtime, spec, true).await;
+    for error in [runtime.destroy(spec).await.err(), runtime.destroy_found(&found.name).await.err()] {
+        assert!(matches!(error, Some(RuntimeError::Refused { .. })), "it runs: {error:?}");
+    }
+    assert!(runtime.cpu_time(spec).await.expect("measured").is_some());
+    assert_eq!(runtime.look(spec).await.expect("looked"), running(&first));
 
     runtime.stop(spec, StopBound::Graceful(PATIENCE)).await.expect("stopped");
-    assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Stopped, "a stop returns when it is down");
+    assert_eq!(runtime.look(spec).await.expect("looked"), STOPPED, "a stop returns when it is down");
     hear(&mut events, &spec.key).await;
     runtime.stop(spec, StopBound::Graceful(PATIENCE)).await.expect("stopped already is success");
 
     let second = runtime.start(spec).await.expect("started");
     assert_ne!(first, second, "each start is another incarnation");
     runtime.stop(spec, StopBound::Force).await.expect("stopped");
-    assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Stopped);
+    assert_eq!(runtime.look(spec).await.expect("looked"), STOPPED);
 
     runtime.destroy(spec).await.expect("destroyed");
     runtime.destroy(spec).await.expect("destroyed already is success");
     assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Absent);
-    assert!(runtime.list().await.expect("listed").is_empty());
+    assert!(runtime.found().await.expect("listed").is_empty());
     assert_eq!(spec.volume.exists(), had_volume, "the volume stays");
+}
+
+/// The only one there, with what it carries.
+async fn is_found(runtime: &dyn Runtime, spec: &InstanceSpec, running: bool) -> FoundInstance {
+    let mut found = runtime.found().await.expect("listed");
+    assert_eq!(found.len(), 1, "{found:?}");
+    let found = found.remove(0);
+    assert_eq!((found.key.as_ref(), found.running), (Some(&spec.key), running));
+    let carried = |name: &String| found.properties.get(name).map_or("", String::as_str);
+    assert!(spec.properties.iter().all(|(name, value)| carried(name) == value), "{found:?}");
+    found
+}
+
+/// Other limits are no reason not to start, and are seen until it is made anew.
+async fn outdated(runtime: &dyn Runtime, spec: &InstanceSpec) {
+    let mut wanted = spec.clone();
+    wanted.limits.processes = Some(spec.limits.processes.unwrap_or(0) + 1234);
+    runtime.create(spec).await.expect("created");
+    let older = InstanceState::Stopped { outdated: vec![Change::Limits] };
+    assert_eq!(runtime.look(&wanted).await.expect("looked"), older);
+    let incarnation = runtime.start(&wanted).await.expect("it works as it is");
+    let older = InstanceState::Running { incarnation: incarnation.clone(), outdated: vec![Change::Limits] };
+    assert_eq!(runtime.look(&wanted).await.expect("looked"), older);
+    assert_eq!(runtime.look(spec).await.expect("looked"), running(&incarnation));
+    runtime.stop(&wanted, StopBound::Force).await.expect("stopped");
+    let name = is_found(runtime, spec, false).await.name;
+    runtime.destroy_found(&name).await.expect("destroyed by its name");
+    runtime.destroy_found(&name).await.expect("destroyed already is success");
+    runtime.create(&wanted).await.expect("created");
+    assert_eq!(runtime.look(&wanted).await.expect("looked"), STOPPED, "made anew it is what was wanted");
+    runtime.destroy(&wanted).await.expect("destroyed");
+    for name in ["", ".", "..", "../run", "/", "a/b", "a/"] {
+        let outcome = runtime.destroy_found(name).await;
+        // The model has no place where such a name could lead to.
+        assert!(outcome.is_err() || runtime.name() == "fake", "{name:?} was taken for a name");
+    }
 }
 
 async fn two_at_once(runtime: &dyn Runtime, one: &InstanceSpec, other: &InstanceSpec) {
@@ -113,10 +162,10 @@ async fn two_at_once(runtime: &dyn Runtime, one: &InstanceSpec, other: &Instance
     runtime.create(other).await.expect("created");
     let of_other = runtime.start(other).await.expect("started");
     assert_ne!(a, of_other);
-    assert_eq!(runtime.list().await.expect("listed").len(), 2);
+    assert_eq!(runtime.found().await.expect("listed").len(), 2);
     runtime.stop(one, StopBound::Graceful(PATIENCE)).await.expect("stopped");
     let state = runtime.look(other).await.expect("looked");
-    assert_eq!(state, InstanceState::Running { incarnation: of_other }, "a stop is for one instance");
+    assert_eq!(state, running(&of_other), "a stop is for one instance");
     let (a, b) =
         tokio::join!(runtime.stop(other, StopBound::Graceful(PATIENCE)), runtime.stop(other, StopBound::Force));
     a.and(b).expect("stopped by both");

@@ -11,13 +11,16 @@ use async_trait::async_trait;
 use kiln_domain::Key;
 use tokio::sync::{Notify, broadcast};
 
-use super::{InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
+use super::{
+    Change, FoundInstance, InstanceEvent, InstanceSpec, InstanceState, Properties, Runtime, RuntimeError, StopBound,
+};
 
 /// What can be made to go wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
+    /// And the measuring of CPU time.
     Look,
-    List,
+    Found,
     Create,
     Start,
     Stop,
@@ -49,6 +52,11 @@ struct State {
     stillborn: BTreeSet<Key>,
     drains: BTreeMap<Key, Duration>,
     starts: u64,
+    /// What is in our place and not ours, by name; whether it runs.
+    strangers: BTreeMap<String, bool>,
+    /// Numbers of the current ones.
+    image: u64,
+    program: u64,
 }
 
 #[derive(Debug)]
@@ -56,6 +64,48 @@ struct Model {
     spec: InstanceSpec,
     incarnation: Option<String>,
     words: String,
+    cpu_time: Duration,
+    image: u64,
+    program: u64,
+}
+
+impl Model {
+    fn new(spec: &InstanceSpec, image: u64) -> Self {
+        Self {
+            spec: spec.clone(),
+            incarnation: None,
+            words: String::new(),
+            cpu_time: Duration::ZERO,
+            image,
+            program: 0,
+        }
+    }
+}
+
+impl State {
+    fn look(&self, spec: &InstanceSpec) -> InstanceState {
+        let Some(model) = self.instances.get(&spec.key) else { return InstanceState::Absent };
+        let running = model.incarnation.is_some();
+        let changes = [
+            (model.image != self.image, Change::Image),
+            (running && model.program != self.program, Change::Program),
+            (model.spec.limits != spec.limits, Change::Limits),
+            (running && differs(&model.spec, spec), Change::Make),
+        ];
+        let outdated = changes.into_iter().filter(|(is, _)| *is).map(|(_, change)| change).collect();
+        match &model.incarnation {
+            Some(incarnation) => InstanceState::Running { incarnation: incarnation.clone(), outdated },
+            None if differs(&model.spec, spec) => {
+                InstanceState::HalfMade { why: "it was made from another spec".to_owned() }
+            }
+            None => InstanceState::Stopped { outdated },
+        }
+    }
+}
+
+/// In a way that must not be started.
+fn differs(is: &InstanceSpec, wanted: &InstanceSpec) -> bool {
+    InstanceSpec { limits: wanted.limits, ..is.clone() } != *wanted
 }
 
 impl Default for FakeRuntime {
@@ -104,6 +154,29 @@ impl FakeRuntime {
             self.announce(key);
         }
         killed
+    }
+
+    /// From now on instances are made from another image. Listeners are told.
+    pub fn replace_image(&self) {
+        self.state().image += 1;
+        self.miss_events();
+    }
+
+    /// From now on daemons are started from another program.
+    pub fn replace_program(&self) {
+        self.state().program += 1;
+    }
+
+    /// Something that is not ours.
+    pub fn add_stranger(&self, name: &str, running: bool) {
+        self.state().strangers.insert(name.to_owned(), running);
+    }
+
+    /// The daemon of `key` works; false when there is none.
+    pub fn use_cpu(&self, key: &Key, time: Duration) -> bool {
+        let mut state = self.state();
+        let model = state.instances.get_mut(key).filter(|model| model.incarnation.is_some());
+        model.map(|model| model.cpu_time += time).is_some()
     }
 
     /// Listeners are told that they missed something.
@@ -162,35 +235,42 @@ impl Runtime for FakeRuntime {
 
     async fn look(&self, spec: &InstanceSpec) -> Result<InstanceState, RuntimeError> {
         let answer = self.pass(Operation::Look).await?;
-        let looked = match self.state().instances.get(&spec.key) {
-            None => InstanceState::Absent,
-            Some(Model { incarnation: Some(incarnation), .. }) => {
-                InstanceState::Running { incarnation: incarnation.clone() }
-            }
-            Some(model) if model.spec != *spec => {
-                InstanceState::HalfMade { why: "it was made from another spec".to_owned() }
-            }
-            Some(_) => InstanceState::Stopped,
-        };
+        let looked = self.state().look(spec);
         answer.map(|()| looked)
     }
 
-    async fn list(&self) -> Result<Vec<Key>, RuntimeError> {
-        let answer = self.pass(Operation::List).await?;
-        let keys = self.state().instances.keys().cloned().collect();
-        answer.map(|()| keys)
+    async fn found(&self) -> Result<Vec<FoundInstance>, RuntimeError> {
+        let answer = self.pass(Operation::Found).await?;
+        let state = self.state();
+        let ours = state.instances.iter().map(|(key, model)| FoundInstance {
+            name: key.daemon_name(),
+            key: Some(key.clone()),
+            properties: model.spec.properties.clone(),
+            running: model.incarnation.is_some(),
+        });
+        let others = state.strangers.iter().map(|(name, running)| FoundInstance {
+            name: name.clone(),
+            key: None,
+            properties: Properties::new(),
+            running: *running,
+        });
+        let mut found: Vec<_> = ours.chain(others).collect();
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        answer.map(|()| found)
     }
 
     async fn create(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
         let answer = self.pass(Operation::Create).await?;
         let mut state = self.state();
+        let image = state.image;
         match state.instances.get_mut(&spec.key) {
-            Some(model) if model.spec == *spec => {}
+            Some(model) if model.spec == *spec && model.image == image => {}
+            Some(model) if model.spec == *spec && model.incarnation.is_some() => {}
             Some(model) if model.incarnation.is_some() => {
                 return Err(refused("create", &spec.key, "it runs as something else; stop it first"));
             }
             _ => {
-                let model = Model { spec: spec.clone(), incarnation: None, words: String::new() };
+                let model = Model::new(spec, image);
                 state.instances.insert(spec.key.clone(), model);
             }
         }
@@ -207,13 +287,14 @@ impl Runtime for FakeRuntime {
             if let Some(incarnation) = &model.incarnation {
                 return answer.map(|()| incarnation.clone());
             }
-            if model.spec != *spec {
+            if differs(&model.spec, spec) {
                 return Err(refused("start", &spec.key, "it was made from another spec; create it again"));
             }
             state.starts += 1;
             let incarnation = format!("start-{}", state.starts);
             let stillborn = state.stillborn.contains(&spec.key);
             model.incarnation = (!stillborn).then(|| incarnation.clone());
+            (model.program, model.cpu_time) = (state.program, Duration::ZERO);
             model.words = if stillborn { "stillborn".to_owned() } else { format!("running as {incarnation}") };
             incarnation
         };
@@ -251,6 +332,31 @@ impl Runtime for FakeRuntime {
         answer
     }
 
+    async fn destroy_found(&self, name: &str) -> Result<(), RuntimeError> {
+        let answer = self.pass(Operation::Destroy).await?;
+        let mut state = self.state();
+        let ours = state.instances.iter().find(|(key, _)| key.daemon_name() == name);
+        let ours = ours.map(|(key, model)| (key.clone(), model.incarnation.is_some()));
+        let running = ours.as_ref().map_or(state.strangers.get(name) == Some(&true), |(_, running)| *running);
+        if running {
+            let why = "it is running; stop it first".to_owned();
+            return Err(RuntimeError::Refused { operation: "destroy", instance: name.to_owned(), why });
+        }
+        state.strangers.remove(name);
+        if let Some((key, _)) = ours {
+            state.instances.remove(&key);
+        }
+        answer
+    }
+
+    async fn cpu_time(&self, spec: &InstanceSpec) -> Result<Option<Duration>, RuntimeError> {
+        let answer = self.pass(Operation::Look).await?;
+        let state = self.state();
+        let model = state.instances.get(&spec.key).filter(|model| model.incarnation.is_some());
+        let used = model.map(|model| model.cpu_time);
+        answer.map(|()| used)
+    }
+
     async fn last_words(&self, spec: &InstanceSpec) -> String {
         self.state().instances.get(&spec.key).map(|model| model.words.clone()).unwrap_or_default()
     }
@@ -266,7 +372,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::host::{Limits, Properties, contract};
+    use crate::host::{Limits, contract};
 
     fn spec(key: &Key) -> InstanceSpec {
         InstanceSpec {
@@ -293,7 +399,7 @@ mod tests {
         assert_eq!(runtime.look(&spec).await.expect("looked"), InstanceState::Absent);
         runtime.set_fault(Operation::Create, Some(Fault::LoseAnswer));
         runtime.create(&spec).await.expect_err("the answer is lost");
-        assert_eq!(runtime.look(&spec).await.expect("looked"), InstanceState::Stopped);
+        assert_eq!(runtime.look(&spec).await.expect("looked"), contract::STOPPED);
 
         runtime.set_fault(Operation::Start, Some(Fault::Hang));
         let (started, ()) = tokio::join!(runtime.start(&spec), async {
@@ -305,7 +411,38 @@ mod tests {
         assert!(runtime.kill(&key) && !runtime.kill(&key));
         runtime.set_stillborn(&key, true);
         runtime.start(&spec).await.expect("started");
-        assert_eq!(runtime.look(&spec).await.expect("looked"), InstanceState::Stopped);
+        assert_eq!(runtime.look(&spec).await.expect("looked"), contract::STOPPED);
         assert_eq!(runtime.last_words(&spec).await, "stillborn");
+    }
+
+    #[tokio::test]
+    async fn it_can_grow_old_and_have_neighbours() {
+        let (runtime, key) = (FakeRuntime::new(), contract::key());
+        let spec = spec(&key);
+        runtime.create(&spec).await.expect("created");
+        runtime.start(&spec).await.expect("started");
+        runtime.replace_image();
+        runtime.replace_program();
+        let InstanceState::Running { outdated, .. } = runtime.look(&spec).await.expect("looked") else {
+            panic!("it does not run")
+        };
+        assert_eq!(outdated, [Change::Image, Change::Program]);
+        runtime.stop(&spec, StopBound::Force).await.expect("stopped");
+        let stopped = InstanceState::Stopped { outdated: vec![Change::Image] };
+        assert_eq!(runtime.look(&spec).await.expect("looked"), stopped, "the next start is of the new program");
+        runtime.destroy(&spec).await.expect("destroyed");
+        runtime.create(&spec).await.expect("created");
+        assert_eq!(runtime.look(&spec).await.expect("looked"), contract::STOPPED);
+
+        runtime.add_stranger("web", true);
+        assert_eq!(runtime.found().await.expect("listed").len(), 2);
+        runtime.destroy_found("web").await.expect_err("it runs");
+        runtime.add_stranger("web", false);
+        runtime.destroy_found("web").await.expect("destroyed");
+        assert_eq!(runtime.found().await.expect("listed").len(), 1);
+        assert!(!runtime.use_cpu(&key, Duration::from_secs(1)), "it does not run");
+        runtime.start(&spec).await.expect("started");
+        assert!(runtime.use_cpu(&key, Duration::from_secs(1)));
+        assert_eq!(runtime.cpu_time(&spec).await.expect("measured"), Some(Duration::from_secs(1)));
     }
 }

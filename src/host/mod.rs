@@ -5,6 +5,7 @@
 //! * [`volumes::VolumeEngine`] keeps caches. Engines: `dir`, `btrfs`.
 //! * `fake` and `volumes::fake`, for tests, are models of both in memory. Contract tests (`contract`, `volumes::contract`)
 //!   hold models and real ones to the same.
+//! * [`pressure`] reads how hard memory is to come by.
 //! * [`network`] is the `inet kiln` nftables table that is in force before the first instance.
 //!
 //! Promises: every method is idempotent, names its objects from the key, has a deadline of its own and says in its
@@ -13,6 +14,7 @@
 //! What must not be here: HTTP of our own API, the store, decisions about when to start or stop anything.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddrV4;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -31,6 +33,7 @@ pub mod incus;
 mod key_locks;
 pub mod network;
 mod occupancy;
+pub mod pressure;
 pub mod process;
 mod stack;
 pub mod volumes;
@@ -68,11 +71,56 @@ pub enum InstanceState {
     HalfMade {
         why: String,
     },
-    Stopped,
-    /// `incarnation` changes with every start, also when somebody else started it.
+    /// `outdated`: it may be started as it is; made anew it would be another.
+    Stopped {
+        outdated: Vec<Change>,
+    },
+    /// `incarnation` changes with every start, also when somebody else started it. `outdated`: it works; stopped and made
+    /// anew it would be another.
     Running {
         incarnation: String,
+        outdated: Vec<Change>,
     },
+}
+
+/// In what an instance that works is not what its spec and the runtime's configuration ask for now. Sorted, and each at
+/// most once, where there are several. What cannot be found out (an image that is not there) is no change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Change {
+    Image,
+    Program,
+    Limits,
+    Resolvers,
+    Pool,
+    /// In something for which it must not be started again. Only of one that runs: one that is down is
+    /// [`InstanceState::HalfMade`].
+    Make,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Image => "the image",
+            Self::Program => "the buildkitd program",
+            Self::Limits => "the limits",
+            Self::Resolvers => "the name servers",
+            Self::Pool => "the storage pool",
+            Self::Make => "what it is made of",
+        })
+    }
+}
+
+/// Something where our instances are, ours or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundInstance {
+    /// Unique in its runtime; what [`Runtime::destroy_found`] takes.
+    pub name: String,
+    /// `None` for what does not carry our mark.
+    pub key: Option<Key>,
+    /// What it carries of [`InstanceSpec::properties`], as far as it can be read. One whose value was empty may be missing.
+    pub properties: Properties,
+    /// Also of one that is on its way up or down, and of one of which it cannot be told.
+    pub running: bool,
 }
 
 /// A hint, not a truth: whoever hears it looks for himself.
@@ -132,10 +180,11 @@ pub trait Runtime: Send + Sync + 'static {
     /// Compares what is there with `spec`.
     async fn look(&self, spec: &InstanceSpec) -> Result<InstanceState, RuntimeError>;
 
-    /// Keys of all instances that carry our mark.
-    async fn list(&self) -> Result<Vec<Key>, RuntimeError>;
+    /// Everything that is where our instances are, sorted by name. Nothing is changed by it.
+    async fn found(&self) -> Result<Vec<FoundInstance>, RuntimeError>;
 
-    /// Makes it in one request, complete and stopped. An equal one that exists already is success.
+    /// Makes it in one request, complete and stopped. An equal one that exists already is success; one that is outdated
+    /// may be refused until it is destroyed.
     async fn create(&self, spec: &InstanceSpec) -> Result<(), RuntimeError>;
 
     /// Starts it and returns its incarnation; running already is success. Does not wait for the daemon to answer.
@@ -146,6 +195,17 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// Removes the instance, never the volume. Absent already is success.
     async fn destroy(&self, spec: &InstanceSpec) -> Result<(), RuntimeError>;
+
+    /// Removes by its name what [`Runtime::found`] listed, ours or not, never a volume. One that runs is
+    /// [`RuntimeError::Refused`]; absent already is success.
+    async fn destroy_found(&self, name: &str) -> Result<(), RuntimeError>;
+
+    /// CPU time that everything in the instance has used since its start, build steps included. `None` when it does not
+    /// run, or nobody knows.
+    ///
+    /// For telling a daemon that is busy from one that hangs. Nearly monotonic: what ended without anybody waiting for it
+    /// may drop out of the sum, so a difference in either direction is a sign of life.
+    async fn cpu_time(&self, spec: &InstanceSpec) -> Result<Option<Duration>, RuntimeError>;
 
     /// The daemon's last log lines, for error messages; empty when there are none.
     async fn last_words(&self, spec: &InstanceSpec) -> String;

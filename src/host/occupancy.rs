@@ -62,6 +62,14 @@ pub(super) fn mounts_below(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(parse(&std::fs::read(MOUNTINFO)?, directory))
 }
 
+/// As [`mounts_below`], and `path` itself if something is mounted there.
+pub(super) fn mounts_within(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut points = mounts_below(path)?;
+    let parent = path.parent().unwrap_or(path);
+    points.extend(mounts_below(parent)?.into_iter().filter(|point| point == path));
+    Ok(points)
+}
+
 fn parse(mountinfo: &[u8], directory: &Path) -> Vec<PathBuf> {
     let points = mountinfo.split(|&b| b == b'\n').filter_map(|line| line.split(|&b| b == b' ').nth(4));
     let mut points: Vec<PathBuf> = points

@@ -3,29 +3,61 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln_domain::plan::{Observed, Step};
-use kiln_domain::{Key, ProjectRecord};
+use kiln_domain::admission::HostLoad;
+use kiln_domain::plan::{Done, Observed, Step};
+use kiln_domain::{Key, ProjectRecord, Settings};
 use thiserror::Error;
 use tokio::sync::broadcast;
 
 use crate::buildkit::{ConfigError, ProbeError};
-use crate::host::volumes::VolumeError;
-use crate::host::{InstanceEvent, RuntimeError};
+use crate::host::volumes::{FoundVolume, TrashName, Trashed, VolumeError};
+use crate::host::{FoundInstance, InstanceEvent, Properties, RuntimeError};
 use crate::pki::PkiError;
 
 /// The effects of [`kiln_domain::plan::Step`]s. Execution is dull: no decision is taken behind this trait.
+///
+/// `settings` are the project's effective ones.
 #[async_trait]
 pub trait Effects: Send + Sync + 'static {
     /// Looks at volume, files and instance. A look that fails is an error and never "absent".
-    async fn observe(&self, record: &ProjectRecord) -> Result<Observed, EffectError>;
+    async fn observe(&self, record: &ProjectRecord, settings: &Settings) -> Result<Observed, EffectError>;
 
-    /// Carries out one step. A start answers the instance's incarnation.
-    async fn perform(&self, step: Step, record: &ProjectRecord) -> Result<Option<String>, EffectError>;
+    async fn perform(&self, step: Step, record: &ProjectRecord, settings: &Settings) -> Result<Done, EffectError>;
 
     /// The daemon's last log lines; empty when there are none.
-    async fn last_words(&self, record: &ProjectRecord) -> String;
+    async fn last_words(&self, record: &ProjectRecord, settings: &Settings) -> String;
+
+    /// Writes the project's own settings beside its cache, so that they outlive the database (K5).
+    async fn describe(&self, record: &ProjectRecord) -> Result<(), EffectError>;
 
     fn events(&self) -> broadcast::Receiver<InstanceEvent>;
+
+    /// How the host is; what cannot be read is left open. The counts of starts and daemons are not the host's.
+    async fn load(&self) -> HostLoad;
+
+    /// Everything on the host that is ours, or stands where ours should stand.
+    async fn survey(&self) -> Result<Survey, EffectError>;
+
+    /// Removes an instance that is no project's, by its name in [`Survey`]. One that runs is refused.
+    async fn remove_instance(&self, name: &str) -> Result<(), EffectError>;
+
+    /// Moves a volume that is no project's to the trash.
+    async fn discard_volume(&self, key: &Key) -> Result<(), EffectError>;
+
+    async fn trash(&self) -> Result<Vec<Trashed>, EffectError>;
+
+    /// Brings a volume back, and tells whose it is.
+    async fn restore(&self, name: &TrashName) -> Result<Properties, EffectError>;
+
+    /// Frees it for good.
+    async fn purge(&self, name: &TrashName) -> Result<(), EffectError>;
+}
+
+/// What [`Effects::survey`] found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Survey {
+    pub instances: Vec<FoundInstance>,
+    pub volumes: Vec<FoundVolume>,
 }
 
 #[derive(Debug, Error)]
@@ -75,6 +107,8 @@ pub struct StepDeadlines {
     pub start_instance: Duration,
     /// From the start of the wait to the daemon's first answer.
     pub await_serving: Duration,
+    /// One question to a daemon that answered before.
+    pub ask: Duration,
     /// How long a graceful stop may drain before it is forced.
     pub drain: Duration,
 }
@@ -82,15 +116,18 @@ pub struct StepDeadlines {
 impl StepDeadlines {
     /// For what a stop needs beyond its drain: the force, and the runtime's own bookkeeping.
     const STOP_MARGIN: Duration = Duration::from_secs(30);
+    /// For the runtime's side of a question.
+    const ASK_MARGIN: Duration = Duration::from_secs(5);
 
     pub fn of(&self, step: Step) -> Duration {
         match step {
-            Step::CreateVolume => self.create_volume,
+            Step::CreateVolume | Step::Discard => self.create_volume,
             Step::WriteFiles => self.write_files,
             Step::CreateInstance => self.create_instance,
             Step::StartInstance => self.start_instance,
             Step::AdoptInstance => self.observe,
-            Step::AwaitServing => self.await_serving + Duration::from_secs(5),
+            Step::AwaitServing => self.await_serving + Self::ASK_MARGIN,
+            Step::Probe | Step::CountBuilds => self.ask + Self::ASK_MARGIN,
             Step::StopInstance(_) | Step::DestroyInstance => self.drain + Self::STOP_MARGIN,
         }
     }
@@ -105,6 +142,7 @@ impl Default for StepDeadlines {
             create_instance: Duration::from_secs(120),
             start_instance: Duration::from_secs(60),
             await_serving: Duration::from_secs(60),
+            ask: Duration::from_secs(5),
             drain: Duration::from_secs(30),
         }
     }

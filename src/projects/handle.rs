@@ -1,36 +1,38 @@
-//! [`Projects`]: how everybody else asks for a daemon.
+//! [`Projects`]: how a build asks for a daemon.
 
-use std::collections::HashMap;
-use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln_domain::lease::LeasePolicy;
-use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, ProjectRecord};
-use kiln_wire::{Credential, LeaseView, ProjectView, RouteResponse};
+use kiln_domain::admission::AdmissionPolicy;
+use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, Rules, Settings};
+use kiln_wire::{Credential, RouteResponse};
+use std::net::SocketAddrV4;
 use thiserror::Error;
-use tokio::sync::{broadcast, oneshot};
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{mpsc, oneshot};
 
-use super::answer::{Addressing, Routed};
+use super::admission::{Admission, QueueFigures};
+use super::answer::{Addressing, Ready, Routed, Standing};
 use super::effects::{Effects, StepDeadlines};
-use super::messages::{Message, Refusal, Releasing, StopRefusal};
+use super::messages::{Granted, Message, Refusal, RefusalKind, Releasing, Renewing, Undelivered};
 use super::registry::{Registry, Shared, WorkerHandle};
 use crate::clock::{Clock, rfc3339};
 use crate::entropy::{Entropy, NoEntropy};
 use crate::gateway::{Directory, Door, NoDoor};
-use crate::host::InstanceEvent;
+use crate::metrics::{LeaseEnd, Metrics};
 use crate::pki::{Pki, PkiError};
 use crate::store::{Store, StoreError};
 
 /// A worker that goes just as a message arrives loses it; asking again finds or makes the next one. Twice in a row is
 /// already unlikely.
-const TRIES: usize = 5;
+pub(super) const TRIES: usize = 5;
 
 pub struct ProjectsConfig {
     pub policy: Policy,
+    pub admission: AdmissionPolicy,
+    /// What counts for a project that says nothing else.
+    pub defaults: Settings,
+    pub rules: Rules,
     pub deadlines: StepDeadlines,
     pub addresses: AddressPool,
     pub addressing: Addressing,
@@ -40,17 +42,44 @@ pub struct ProjectsConfig {
     pub route_wait: Duration,
     /// How long a parked gateway connection waits; below the 20 s that buildx itself waits for a daemon.
     pub connect_wait: Duration,
+    /// How long what was thrown away is kept.
+    pub trash_kept: Duration,
     /// Whether untrusted builds can be kept apart on this host, and why not.
     pub untrusted: Result<(), String>,
 }
 
+impl ProjectsConfig {
+    /// What stands in the documentation as defaults, for daemons at `addresses`.
+    pub fn with_defaults(addresses: AddressPool, addressing: Addressing) -> Self {
+        Self {
+            policy: Policy::default(),
+            admission: AdmissionPolicy::default(),
+            defaults: Settings::default(),
+            rules: Rules::default(),
+            deadlines: StepDeadlines::default(),
+            addresses,
+            addressing,
+            daemon_port: 8372,
+            route_wait: Duration::from_mins(3),
+            connect_wait: Duration::from_secs(16),
+            trash_kept: Duration::from_hours(24 * 7),
+            untrusted: Err("nothing keeps them apart here".to_owned()),
+        }
+    }
+}
+
 /// What a build asks for besides its identity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RouteOptions {
     /// It runs code that nobody has reviewed.
     pub untrusted: bool,
     /// It wants a credential in the answer.
     pub credential: bool,
+    /// How long to wait for a daemon that is not warm, and then to answer with the lease alone. `None`: as long as a
+    /// route may wait, and then an error and no lease.
+    pub wait: Option<Duration>,
+    /// The lease of an earlier answer: it is renewed and goes on, and no other is made.
+    pub resume: Option<LeaseToken>,
 }
 
 #[derive(Debug, Error)]
@@ -60,9 +89,18 @@ pub enum RouteError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("{text}")]
+    OtherIdentity { text: String },
+    #[error("{text}")]
     Failed { text: String, retryable: bool, timed_out: bool },
+    #[error("{live} builds hold {key} already, and {limit} may")]
+    TooManyLeases { key: Key, live: usize, limit: usize },
+    /// The host has no room for another daemon.
+    #[error("{text}")]
+    NotAdmitted { text: String },
     #[error("gave up after {} s; it is {phase}, because {reason}", .after.as_secs())]
-    NotReady { after: Duration, phase: String, reason: String },
+    NotReady { after: Duration, phase: String, reason: String, queue: Option<(usize, usize)> },
+    #[error("there is no lease with this buildId any more: it ended or was released; route again without buildId")]
+    Gone,
     #[error("cannot make a credential for {key}")]
     Credential {
         key: Key,
@@ -76,31 +114,34 @@ pub enum RouteError {
 }
 
 impl From<Refusal> for RouteError {
-    fn from(refusal: Refusal) -> Self {
-        Self::Failed { text: refusal.text, retryable: refusal.retryable, timed_out: refusal.timed_out }
+    fn from(Refusal { kind, text }: Refusal) -> Self {
+        match kind {
+            RefusalKind::OtherIdentity => Self::OtherIdentity { text },
+            RefusalKind::TooManyLeases { key, live, limit } => Self::TooManyLeases { key, live, limit },
+            RefusalKind::NotAdmitted => Self::NotAdmitted { text },
+            RefusalKind::NotNow => Self::Failed { text, retryable: true, timed_out: false },
+            RefusalKind::TimedOut => Self::Failed { text, retryable: true, timed_out: true },
+            RefusalKind::Broken => Self::Failed { text, retryable: false, timed_out: false },
+        }
     }
 }
 
 #[derive(Debug, Error)]
-pub enum StopError {
-    #[error("there is no project {0}")]
-    Unknown(Key),
-    #[error("{key} is busy: {need}")]
-    Busy { key: Key, need: String },
-    #[error("{text}")]
-    Failed { text: String },
+pub enum RenewError {
+    #[error("there is no such lease")]
+    Unknown,
+    #[error("this lease has ended: route again")]
+    Ended,
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("gave up after {} s waiting for {key} to stop", .after.as_secs())]
-    TimedOut { key: Key, after: Duration },
 }
 
 /// A cheap handle on all projects.
 #[derive(Clone)]
 pub struct Projects {
-    shared: Arc<Shared>,
-    registry: Registry,
-    config: Arc<ProjectsConfig>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) registry: Registry,
+    pub(super) config: Arc<ProjectsConfig>,
     pki: Pki,
     entropy: Arc<dyn Entropy>,
 }
@@ -117,62 +158,125 @@ pub struct Foundations {
 impl Projects {
     pub fn new(config: ProjectsConfig, foundations: Foundations) -> Self {
         let Foundations { store, effects, pki, clock, entropy } = foundations;
-        let (policy, deadlines, addresses) = (config.policy, config.deadlines, config.addresses);
-        let shared = Shared { store, effects, clock, policy, deadlines, addresses };
-        Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), pki, entropy }
+        let metrics = Arc::new(Metrics::new());
+        let shared = Shared {
+            metrics,
+            admission: Admission::new(config.admission, effects.clone()),
+            store,
+            effects,
+            clock,
+            policy: config.policy,
+            defaults: config.defaults.clone(),
+            rules: config.rules.clone(),
+            deadlines: config.deadlines,
+            addresses: config.addresses,
+        };
+        let projects =
+            Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), pki, entropy };
+        projects.register_levels();
+        projects
     }
 
-    /// Takes up what was going on when Kiln last ran, and listens to the runtime until `shutdown` in a task of its own.
-    ///
-    /// To be awaited before the first request is answered: it may be the end of a build whose lease was made before.
-    pub async fn start(&self, shutdown: CancellationToken) -> Result<JoinHandle<()>, StoreError> {
-        // Before the first look, so that nothing that happens after it goes unheard.
-        let events = self.shared.effects.events();
-        for record in self.shared.store.active_projects().await? {
-            self.registry.spawn(&self.shared, &record.key);
-        }
-        let projects = self.clone();
-        Ok(tokio::spawn(async move {
-            shutdown.run_until_cancelled(projects.listen(events)).await;
-        }))
-    }
-
-    async fn listen(&self, mut events: broadcast::Receiver<InstanceEvent>) {
-        loop {
-            let workers = match events.recv().await {
-                Ok(InstanceEvent::Changed(key)) => self.registry.get(&key).into_iter().collect(),
-                Ok(InstanceEvent::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => self.registry.all(),
-                Err(broadcast::error::RecvError::Closed) => return,
-            };
-            for WorkerHandle { mailbox, .. } in workers {
-                // A worker that has gone has nothing running.
-                let _ = mailbox.send(Message::InstanceChanged).await;
-            }
-        }
-    }
-
-    /// A daemon that answers, and a lease on it that is on disk. Waits for the daemon if need be.
+    /// A daemon that answers, and a lease on it that is on disk; or, where the caller does not want to wait, the lease
+    /// and where the daemon stands.
     pub async fn route(&self, spec: BuildSpec, options: RouteOptions) -> Result<Routed, RouteError> {
         self.check_lane(options.untrusted)?;
         let key = Key::of(&spec);
+        let routed = match (options.resume, options.wait) {
+            (Some(token), wait) => self.resume(&key, &spec, token, wait.unwrap_or(self.config.route_wait)).await?,
+            (None, Some(wait)) => self.lease(&key, &spec, wait).await?,
+            (None, None) => self.lease_when_ready(&key, &spec).await?,
+        };
+        let ready = matches!(routed.standing, Standing::Ready(_));
+        let credential = if options.credential && ready { Some(self.credential(&key).await?) } else { None };
+        Ok(routed.with_credential(credential))
+    }
+
+    /// The way of the reference's clients: nothing is promised before the daemon answers.
+    async fn lease_when_ready(&self, key: &Key, spec: &BuildSpec) -> Result<Routed, RouteError> {
         let token = LeaseToken::from_random(self.entropy.token()?);
         for _ in 0..TRIES {
-            let worker = self.worker(&key, &spec).await?;
+            let worker = self.worker(key, spec).await?;
             let (reply, answer) = oneshot::channel();
             if worker.mailbox.send(Message::Route { spec: spec.clone(), token: token.hash(), reply }).await.is_err() {
                 continue;
             }
-            let granted = match self.wait(&worker, self.config.route_wait, answer).await? {
-                Some(answer) => answer?,
+            match self.wait(&worker, self.config.route_wait, answer).await? {
+                Some(granted) => return self.granted(key, &worker, token, granted?).await,
                 None => continue,
-            };
-            granted.durable.await?;
-            let response = self.config.addressing.response(&key, Some(granted.warm));
-            let routed = Routed { response, token, undelivered: granted.undelivered };
-            let credential = if options.credential { Some(self.credential(&key).await?) } else { None };
-            return Ok(routed.with_credential(credential));
+            }
         }
         Err(RouteError::Closing)
+    }
+
+    /// The lease first, and then as much of the wait as the caller has patience for.
+    async fn lease(&self, key: &Key, spec: &BuildSpec, patience: Duration) -> Result<Routed, RouteError> {
+        let token = LeaseToken::from_random(self.entropy.token()?);
+        for _ in 0..TRIES {
+            let worker = self.worker(key, spec).await?;
+            let (reply, answer) = oneshot::channel();
+            if worker.mailbox.send(Message::Lease { spec: spec.clone(), token: token.hash(), reply }).await.is_err() {
+                continue;
+            }
+            let Ok(granted) = answer.await else { continue };
+            let routed = self.granted(key, &worker, token, granted?).await?;
+            return self.stay(&worker, routed, patience).await;
+        }
+        Err(RouteError::Closing)
+    }
+
+    async fn granted(
+        &self,
+        key: &Key,
+        worker: &WorkerHandle,
+        token: LeaseToken,
+        granted: Granted,
+    ) -> Result<Routed, RouteError> {
+        let Granted { warm, lease, durable, undelivered } = granted;
+        durable.await?;
+        let standing = match warm {
+            Some(warm) => Standing::Ready(Ready { generation: warm.generation }),
+            None => worker.standing(),
+        };
+        let addressing = self.config.addressing.clone();
+        Ok(Routed { addressing, key: key.clone(), lease: lease.token, token, standing, credential: None, undelivered })
+    }
+
+    /// A lease that its client has from an earlier answer.
+    async fn resume(
+        &self,
+        key: &Key,
+        spec: &BuildSpec,
+        token: LeaseToken,
+        patience: Duration,
+    ) -> Result<Routed, RouteError> {
+        let worker = self.worker(key, spec).await?;
+        let Some(Renewing { lease, renewed: Some(renewed) }) = worker.renew(&token).await else {
+            return Err(RouteError::Gone);
+        };
+        renewed.await?;
+        let (addressing, standing) = (self.config.addressing.clone(), worker.standing());
+        let undelivered = Undelivered::nothing();
+        let routed =
+            Routed { addressing, key: key.clone(), lease: lease.token, token, standing, credential: None, undelivered };
+        self.stay(&worker, routed, patience).await
+    }
+
+    /// Waits with a lease in hand. Only the wait can fail then, and it says so; the lease stays with its client.
+    async fn stay(&self, worker: &WorkerHandle, mut routed: Routed, patience: Duration) -> Result<Routed, RouteError> {
+        if matches!(routed.standing, Standing::Ready(_)) {
+            return Ok(routed);
+        }
+        let (reply, answer) = oneshot::channel();
+        // A worker that has gone is followed by another with the next poll.
+        if worker.mailbox.send(Message::Await { reply }).await.is_ok() {
+            match self.wait(worker, patience.min(self.config.route_wait), answer).await {
+                Ok(Some(Ok(warm))) => routed.standing = Standing::Ready(Ready { generation: warm.generation }),
+                // One that knows its lease comes back; what went wrong is where the daemon stands.
+                Ok(Some(Err(_)) | None) | Err(_) => routed.standing = worker.standing(),
+            }
+        }
+        Ok(routed)
     }
 
     /// Brings a project's daemon up without waiting for it, and says whether it is up already.
@@ -187,7 +291,7 @@ impl Projects {
                 continue;
             }
             if let Ok(answer) = answer.await {
-                return Ok(self.config.addressing.response(&key, answer?));
+                return Ok(self.config.addressing.of_warm(&key, answer?));
             }
         }
         Err(RouteError::Closing)
@@ -195,10 +299,24 @@ impl Projects {
 
     /// Releases a lease; `false` if there is no such lease at that project. Costs nothing for what is unknown.
     pub async fn complete(&self, key: &Key, token: &LeaseToken) -> Result<bool, StoreError> {
+        let token = token.hash();
+        self.release(key, |reply| Message::Complete { token, how: LeaseEnd::Completed, reply: Some(reply) }).await
+    }
+
+    /// Releases the oldest lease, as the reference does for a client that names none; `false` if there is none.
+    pub async fn complete_oldest(&self, key: &Key) -> Result<bool, StoreError> {
+        self.release(key, |reply| Message::CompleteOldest { reply }).await
+    }
+
+    async fn release(
+        &self,
+        key: &Key,
+        message: impl FnOnce(oneshot::Sender<Option<Releasing>>) -> Message,
+    ) -> Result<bool, StoreError> {
+        // A project with a lease has a worker.
         let Some(worker) = self.registry.get(key) else { return Ok(false) };
         let (reply, answer) = oneshot::channel();
-        let message = Message::Complete { token: token.hash(), why: "its client said so", reply: Some(reply) };
-        if worker.mailbox.send(message).await.is_err() {
+        if worker.mailbox.send(message(reply)).await.is_err() {
             return Ok(false);
         }
         // A worker that went away had no lease left.
@@ -214,48 +332,27 @@ impl Projects {
         }
     }
 
+    /// The client of a lease is there: its grace starts anew, its end stays.
+    pub async fn renew(&self, token: &LeaseToken) -> Result<(Lease, kiln_domain::Timestamp), RenewError> {
+        let Some((key, _)) = self.shared.store.lease(&token.hash()).await? else { return Err(RenewError::Unknown) };
+        let worker = self.registry.worker(&self.shared, &key, None).await?.ok_or(RenewError::Unknown)?;
+        match worker.renew(token).await {
+            Some(Renewing { lease, renewed: Some(renewed) }) => {
+                let ends = lease.renewed.plus(self.config.policy.lease.grace).min(lease.expires);
+                // One that was released meanwhile is not there to be renewed.
+                if renewed.await? { Ok((lease, ends)) } else { Err(RenewError::Unknown) }
+            }
+            Some(Renewing { renewed: None, .. }) => Err(RenewError::Ended),
+            None => Err(RenewError::Unknown),
+        }
+    }
+
     /// Whoever is told that a release failed tries again, and must not hear then that there is nothing to release.
     async fn keep(&self, key: &Key, lease: Lease) {
         if let Ok(Some(worker)) = self.registry.worker(&self.shared, key, None).await {
             // One that has gone meanwhile is followed by one that reads the lease from the disk.
             let _ = worker.mailbox.send(Message::StillHeld { lease }).await;
         }
-    }
-
-    pub async fn stop(&self, key: &Key) -> Result<(), StopError> {
-        let deadlines = self.shared.deadlines;
-        let after = deadlines.observe + deadlines.of(kiln_domain::Step::StopInstance(kiln_domain::plan::Stop::Force));
-        for _ in 0..TRIES {
-            let worker = self.registry.worker(&self.shared, key, None).await?;
-            let worker = worker.ok_or_else(|| StopError::Unknown(key.clone()))?;
-            let (reply, answer) = oneshot::channel();
-            if worker.mailbox.send(Message::Stop { reply }).await.is_err() {
-                continue;
-            }
-            match tokio::time::timeout(after, answer).await {
-                Ok(Ok(Ok(()))) => return Ok(()),
-                Ok(Ok(Err(StopRefusal::Busy(need)))) => return Err(StopError::Busy { key: key.clone(), need }),
-                Ok(Ok(Err(StopRefusal::Failed(text)))) => return Err(StopError::Failed { text }),
-                Ok(Err(_gone)) => {}
-                Err(_elapsed) => return Err(StopError::TimedOut { key: key.clone(), after }),
-            }
-        }
-        Err(StopError::TimedOut { key: key.clone(), after })
-    }
-
-    pub async fn list(&self) -> Result<Vec<ProjectView>, StoreError> {
-        let records = self.shared.store.projects().await?;
-        let mut leases: HashMap<Key, Vec<Lease>> = HashMap::new();
-        for (key, lease) in self.shared.store.all_leases().await? {
-            leases.entry(key).or_default().push(lease);
-        }
-        Ok(records.iter().map(|r| self.view(r, leases.get(&r.key).map_or(&[], Vec::as_slice))).collect())
-    }
-
-    pub async fn show(&self, key: &Key) -> Result<Option<ProjectView>, StoreError> {
-        let Some(record) = self.shared.store.project(key).await? else { return Ok(None) };
-        let leases = self.shared.store.leases(key).await?;
-        Ok(Some(self.view(&record, &leases)))
     }
 
     /// How many projects have a worker now.
@@ -279,13 +376,17 @@ impl Projects {
         after: Duration,
         answer: oneshot::Receiver<T>,
     ) -> Result<Option<T>, RouteError> {
+        let mut leaving = Leaving { mailbox: Some(worker.mailbox.clone()) };
         match tokio::time::timeout(after, answer).await {
-            Ok(answer) => Ok(answer.ok()),
+            Ok(answer) => {
+                leaving.mailbox = None;
+                Ok(answer.ok())
+            }
             Err(_elapsed) => {
                 let status = worker.status.borrow().clone();
-                let standing = || status.phase.map_or_else(|| "not looked at".to_owned(), |phase| phase.to_string());
+                let standing = || status.phase.as_ref().map_or_else(|| "not looked at".to_owned(), ToString::to_string);
                 let phase = status.step.map_or_else(standing, |step| format!("busy with: {step}"));
-                Err(RouteError::NotReady { after, phase, reason: status.reason })
+                Err(RouteError::NotReady { after, phase, reason: status.reason, queue: status.queue })
             }
         }
     }
@@ -308,29 +409,20 @@ impl Projects {
         Ok(Credential { ca, cert, key: private, expires: rfc3339(expires) })
     }
 
-    fn view(&self, record: &ProjectRecord, leases: &[Lease]) -> ProjectView {
-        let worker = self.registry.get(&record.key);
-        let status = worker.as_ref().map(|worker| worker.status.borrow().clone());
-        let phase = status.as_ref().and_then(|status| status.phase.as_ref()).unwrap_or(&record.phase);
-        let connections = worker.as_ref().map_or(0, |worker| worker.connections.count());
-        ProjectView {
-            key: record.key.to_string(),
-            repo: record.spec.repo.to_string(),
-            name: record.spec.name.clone(),
-            target: record.spec.target.clone(),
-            arch: record.spec.arch.to_string(),
-            phase: phase.name().to_owned(),
-            reason: status.map(|status| status.reason).unwrap_or_default(),
-            generation: record.generation.get(),
-            address: SocketAddrV4::new(record.address, self.config.daemon_port).to_string(),
-            server_name: record.key.server_name(&self.config.addressing.domain),
-            connections: connections as u64,
-            leases: leases.iter().map(|lease| lease_view(lease, &self.config.policy.lease)).collect(),
-            created: rfc3339(record.created),
-            last_activity: rfc3339(record.last_activity),
-            settings: None,
-            pending: Vec::new(),
-            queue: None,
+    pub fn queue(&self) -> QueueFigures {
+        self.shared.admission.figures()
+    }
+}
+
+/// A wait that ends without its answer: the worker counts those who wait anew, and may give up its place.
+struct Leaving {
+    mailbox: Option<mpsc::Sender<Message>>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if let Some(mailbox) = self.mailbox.take() {
+            let _ = mailbox.try_send(Message::Nudge);
         }
     }
 }
@@ -357,15 +449,11 @@ impl Directory for Projects {
         }
         Err(NoDoor::Unavailable("kilnd is shutting down".to_owned()))
     }
-}
 
-fn lease_view(lease: &Lease, policy: &LeasePolicy) -> LeaseView {
-    let expires = lease.expires(policy);
-    LeaseView {
-        id: lease.token.as_str().to_owned(),
-        created: rfc3339(lease.created),
-        renewed: rfc3339(lease.renewed),
-        expires: rfc3339(expires),
-        alive_until: rfc3339(expires.min(lease.renewed.plus(policy.grace))),
+    fn unreachable(&self, key: &Key) {
+        if let Some(worker) = self.registry.get(key) {
+            // A full mailbox is that of a project which is looked at all the time.
+            let _ = worker.mailbox.try_send(Message::Suspect);
+        }
     }
 }

@@ -7,15 +7,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln_domain::plan::{FilesSeen, InstanceSeen, Observed, Step, Stop, VolumeSeen};
-use kiln_domain::{Key, ProjectRecord, Timestamp};
+use kiln_domain::admission::HostLoad;
+use kiln_domain::health::Probed;
+use kiln_domain::plan::{Done, FilesSeen, InstanceSeen, Observed, Step, Stop, VolumeSeen};
+use kiln_domain::{Key, ProjectRecord, Settings, Timestamp};
 use tokio::sync::broadcast;
 
-use super::effects::{EffectError, Effects, StepDeadlines};
+use super::effects::{EffectError, Effects, StepDeadlines, Survey};
 use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarget, ProbeError, await_serving};
 use crate::clock::Clock;
-use crate::host::volumes::VolumeEngine;
-use crate::host::{InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, StopBound};
+use crate::host::pressure::PressureFiles;
+use crate::host::volumes::{Fullness, TrashName, Trashed, VolumeEngine};
+use crate::host::{Change, InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, StopBound};
 use crate::pki::{DaemonNames, Pki, PkiError};
 
 const TOML: &str = "buildkitd.toml";
@@ -26,10 +29,8 @@ pub struct HostEffectsConfig {
     /// Below which daemons have names; never empty.
     pub domains: Vec<String>,
     pub daemon_port: u16,
-    pub volume_bytes: u64,
     /// What the volumes' file system holds, where volumes have no size of their own.
     pub shared_file_system: Option<u64>,
-    pub limits: Limits,
     /// Written into `buildkitd.toml`; empty leaves the choice to BuildKit.
     pub nameservers: Vec<IpAddr>,
     pub paths: DaemonPaths,
@@ -52,6 +53,7 @@ pub struct HostParts {
     pub pki: Pki,
     pub probe: Arc<dyn DaemonProbe>,
     pub clock: Arc<dyn Clock>,
+    pub pressure: PressureFiles,
 }
 
 pub struct HostEffects {
@@ -91,35 +93,36 @@ impl HostEffects {
     }
 
     /// The spec of an instance whose volume is at `volume`.
-    fn spec(&self, record: &ProjectRecord, volume: PathBuf) -> InstanceSpec {
+    fn spec(&self, record: &ProjectRecord, settings: &Settings, volume: PathBuf) -> InstanceSpec {
         InstanceSpec {
             key: record.key.clone(),
             properties: properties(record),
             address: self.address(record),
             volume,
             files: self.parts.pki.daemon_directory(&record.key),
-            limits: self.config.limits,
+            limits: Limits { memory_bytes: settings.memory_bytes, cpus: settings.cpus, processes: settings.processes },
         }
     }
 
     /// The spec, with the volume where the engine says that it is.
-    async fn spec_on_host(&self, record: &ProjectRecord) -> Result<InstanceSpec, EffectError> {
+    async fn spec_on_host(&self, record: &ProjectRecord, settings: &Settings) -> Result<InstanceSpec, EffectError> {
         let volume = self.parts.volumes.get(&record.key).await?;
-        Ok(self.spec(record, volume.map(|volume| volume.path).unwrap_or_default()))
+        Ok(self.spec(record, settings, volume.map(|volume| volume.path).unwrap_or_default()))
     }
 
-    fn toml(&self, record: &ProjectRecord, volume: PathBuf) -> Result<String, EffectError> {
+    fn toml(&self, record: &ProjectRecord, settings: &Settings, volume: PathBuf) -> Result<String, EffectError> {
         let (root, files, run) = match &self.config.paths {
             DaemonPaths::Inside { volume, files, run } => (volume.clone(), files.clone(), run.clone()),
             DaemonPaths::OnHost { run } => {
                 (volume, self.parts.pki.daemon_directory(&record.key), run.join(record.key.as_str()))
             }
         };
-        let own = record.settings.volume_bytes.unwrap_or(self.config.volume_bytes);
-        let capacity = match self.config.shared_file_system {
+        let capacity = match (settings.volume_bytes, self.config.shared_file_system) {
             // Where nothing enforces a volume's size, the file system is the smaller promise.
-            Some(shared) if shared < own => Capacity::Shared(shared),
-            _ => Capacity::Own(own),
+            (Some(own), Some(shared)) if shared < own => Capacity::Shared(shared),
+            (Some(own), _) => Capacity::Own(own),
+            (None, Some(shared)) => Capacity::Shared(shared),
+            (None, None) => Capacity::Own(Settings::SMALLEST_VOLUME),
         };
         let config = DaemonConfig {
             root,
@@ -163,9 +166,14 @@ impl HostEffects {
         Ok(done.map_err(|_| EffectError::Interrupted { what: "work on certificates" })??)
     }
 
-    async fn look_at_files(&self, record: &ProjectRecord, volume: PathBuf) -> Result<FilesSeen, EffectError> {
+    async fn look_at_files(
+        &self,
+        record: &ProjectRecord,
+        settings: &Settings,
+        volume: PathBuf,
+    ) -> Result<FilesSeen, EffectError> {
         let (key, names, now) = (record.key.clone(), self.names(record), self.parts.clock.now());
-        let wanted = self.toml(record, volume)?;
+        let wanted = self.toml(record, settings, volume)?;
         self.with_pki(move |pki| {
             let current = pki.read_daemon_file(&key, TOML)?.as_deref() == Some(wanted.as_str());
             if current { pki.files(&key, &names, now) } else { Ok(FilesSeen::Stale) }
@@ -173,9 +181,9 @@ impl HostEffects {
         .await
     }
 
-    async fn write_files(&self, record: &ProjectRecord) -> Result<(), EffectError> {
-        let spec = self.spec_on_host(record).await?;
-        let toml = self.toml(record, spec.volume)?;
+    async fn write_files(&self, record: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
+        let spec = self.spec_on_host(record, settings).await?;
+        let toml = self.toml(record, settings, spec.volume)?;
         let (key, names, now) = (record.key.clone(), self.names(record), self.parts.clock.now());
         self.targets.lock().unwrap_or_else(PoisonError::into_inner).remove(&record.key);
         self.with_pki(move |pki| {
@@ -186,9 +194,9 @@ impl HostEffects {
     }
 
     /// Until the daemon answers, or its instance goes away, whichever is first.
-    async fn await_serving(&self, record: &ProjectRecord) -> Result<(), EffectError> {
+    async fn await_serving(&self, record: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
         let target = self.target(record).await?;
-        let spec = self.spec_on_host(record).await?;
+        let spec = self.spec_on_host(record, settings).await?;
         let patience = self.config.deadlines.await_serving;
         let mut events = self.parts.runtime.events();
         let serving = await_serving(&*self.parts.probe, &target, patience);
@@ -262,11 +270,44 @@ impl HostEffects {
         let deadline = tokio::time::Instant::now() + LOOK_PATIENCE;
         Ok(self.parts.probe.serving(&target, deadline).await.is_ok())
     }
+
+    async fn probe(&self, record: &ProjectRecord, settings: &Settings) -> Result<Done, EffectError> {
+        let target = self.target(record).await?;
+        let deadline = tokio::time::Instant::now() + self.config.deadlines.ask;
+        let answered = self.parts.probe.serving(&target, deadline).await.is_ok();
+        let cpu = if answered { None } else { self.cpu_time(record, settings).await };
+        Ok(Done::Probed(Probed { answered, cpu }))
+    }
+
+    async fn count_builds(&self, record: &ProjectRecord, settings: &Settings) -> Result<Done, EffectError> {
+        let target = self.target(record).await?;
+        let deadline = tokio::time::Instant::now() + self.config.deadlines.ask;
+        match self.parts.probe.builds(&target, deadline).await {
+            Ok(count) => Ok(Done::Builds { count: Some(count), cpu: None }),
+            Err(error) => {
+                tracing::debug!(key = %record.key, %error, "it did not say which builds run");
+                Ok(Done::Builds { count: None, cpu: self.cpu_time(record, settings).await })
+            }
+        }
+    }
+
+    /// `None` where it cannot be told.
+    async fn cpu_time(&self, record: &ProjectRecord, settings: &Settings) -> Option<Duration> {
+        let spec = self.spec_on_host(record, settings).await.ok()?;
+        self.parts.runtime.cpu_time(&spec).await.ok().flatten()
+    }
+
+    async fn discard(&self, record: &ProjectRecord) -> Result<(), EffectError> {
+        self.parts.volumes.discard(&record.key).await?;
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner).remove(&record.key);
+        let key = record.key.clone();
+        self.with_pki(move |pki| pki.remove(&key)).await
+    }
 }
 
 #[async_trait]
 impl Effects for HostEffects {
-    async fn observe(&self, record: &ProjectRecord) -> Result<Observed, EffectError> {
+    async fn observe(&self, record: &ProjectRecord, settings: &Settings) -> Result<Observed, EffectError> {
         let found = self.parts.volumes.get(&record.key).await?;
         let volume = match &found {
             None => VolumeSeen::Absent,
@@ -274,32 +315,38 @@ impl Effects for HostEffects {
             Some(volume) => VolumeSeen::Foreign { found: owner(&volume.properties) },
         };
         let path = found.map(|volume| volume.path).unwrap_or_default();
-        let files = self.look_at_files(record, path.clone()).await?;
-        let instance = match self.parts.runtime.look(&self.spec(record, path)).await? {
+        let files = self.look_at_files(record, settings, path.clone()).await?;
+        let instance = match self.parts.runtime.look(&self.spec(record, settings, path)).await? {
             InstanceState::Absent => InstanceSeen::Absent,
             InstanceState::HalfMade { why } => InstanceSeen::HalfMade { why },
-            InstanceState::Stopped => InstanceSeen::Stopped,
-            InstanceState::Running { incarnation } => {
-                InstanceSeen::Running { incarnation, serving: self.is_serving(record).await? }
+            InstanceState::Stopped { outdated } => InstanceSeen::Stopped { outdated: in_words(&outdated) },
+            InstanceState::Running { incarnation, outdated } => {
+                let serving = self.is_serving(record).await?;
+                InstanceSeen::Running { incarnation, serving, outdated: in_words(&outdated) }
             }
         };
         Ok(Observed { volume, files, instance })
     }
 
-    async fn perform(&self, step: Step, record: &ProjectRecord) -> Result<Option<String>, EffectError> {
+    async fn perform(&self, step: Step, record: &ProjectRecord, settings: &Settings) -> Result<Done, EffectError> {
         let HostParts { runtime, volumes, .. } = &self.parts;
+        let spec = || self.spec_on_host(record, settings);
         match step {
             Step::CreateVolume => {
-                let size = record.settings.volume_bytes.unwrap_or(self.config.volume_bytes);
-                volumes.create(&record.key, &properties(record), Some(size)).await?;
+                volumes.create(&record.key, &described(record), settings.volume_bytes).await?;
             }
-            Step::WriteFiles => self.write_files(record).await?,
-            Step::CreateInstance => runtime.create(&self.spec_on_host(record).await?).await?,
-            Step::DestroyInstance => runtime.destroy(&self.spec_on_host(record).await?).await?,
-            Step::StartInstance => return Ok(Some(runtime.start(&self.spec_on_host(record).await?).await?)),
+            Step::WriteFiles => self.write_files(record, settings).await?,
+            Step::CreateInstance => runtime.create(&spec().await?).await?,
+            Step::DestroyInstance => runtime.destroy(&spec().await?).await?,
+            Step::StartInstance => {
+                return Ok(Done::Started { incarnation: runtime.start(&spec().await?).await? });
+            }
             // The worker has taken its note; the host is as it is.
             Step::AdoptInstance => {}
-            Step::AwaitServing => self.await_serving(record).await?,
+            Step::AwaitServing => self.await_serving(record, settings).await?,
+            Step::Probe => return self.probe(record, settings).await,
+            Step::CountBuilds => return self.count_builds(record, settings).await,
+            Step::Discard => self.discard(record).await?,
             Step::StopInstance(how) => {
                 let bound = match how {
                     Stop::Graceful => {
@@ -308,26 +355,85 @@ impl Effects for HostEffects {
                     }
                     Stop::Force => StopBound::Force,
                 };
-                runtime.stop(&self.spec_on_host(record).await?, bound).await?;
+                runtime.stop(&spec().await?, bound).await?;
             }
         }
-        Ok(None)
+        Ok(Done::Plain)
     }
 
-    async fn last_words(&self, record: &ProjectRecord) -> String {
-        match self.spec_on_host(record).await {
+    async fn last_words(&self, record: &ProjectRecord, settings: &Settings) -> String {
+        match self.spec_on_host(record, settings).await {
             Ok(spec) => self.parts.runtime.last_words(&spec).await,
             Err(_) => String::new(),
         }
     }
 
+    async fn describe(&self, record: &ProjectRecord) -> Result<(), EffectError> {
+        if self.parts.volumes.get(&record.key).await?.is_some() {
+            self.parts.volumes.set_properties(&record.key, &described(record)).await?;
+        }
+        Ok(())
+    }
+
     fn events(&self) -> broadcast::Receiver<InstanceEvent> {
         self.parts.runtime.events()
     }
+
+    async fn load(&self) -> HostLoad {
+        // What cannot be read holds nothing back.
+        let pressure = self.parts.pressure.read().ok();
+        let stalls = pressure.and_then(|pressure| pressure.stalls);
+        let percent_of = |hundredths: u32| f64::from(hundredths) / 100.0;
+        let storage = self.parts.volumes.fullness().await.ok().map(percent);
+        HostLoad {
+            memory_some: stalls.map(|stalls| percent_of(stalls.some)),
+            memory_full: stalls.map(|stalls| percent_of(stalls.full)),
+            memory_available: pressure.map(|pressure| pressure.memory_available),
+            storage,
+            ..HostLoad::default()
+        }
+    }
+
+    async fn survey(&self) -> Result<Survey, EffectError> {
+        Ok(Survey { instances: self.parts.runtime.found().await?, volumes: self.parts.volumes.found().await? })
+    }
+
+    async fn remove_instance(&self, name: &str) -> Result<(), EffectError> {
+        Ok(self.parts.runtime.destroy_found(name).await?)
+    }
+
+    async fn discard_volume(&self, key: &Key) -> Result<(), EffectError> {
+        self.parts.volumes.discard(key).await?;
+        Ok(())
+    }
+
+    async fn trash(&self) -> Result<Vec<Trashed>, EffectError> {
+        Ok(self.parts.volumes.trash().await?)
+    }
+
+    async fn restore(&self, name: &TrashName) -> Result<Properties, EffectError> {
+        Ok(self.parts.volumes.restore(name).await?.properties)
+    }
+
+    async fn purge(&self, name: &TrashName) -> Result<(), EffectError> {
+        Ok(self.parts.volumes.purge(name).await?)
+    }
+}
+
+/// Of bytes or inodes, whichever is fuller.
+fn percent(fullness: Fullness) -> f64 {
+    let share = |used: u64, total: u64| if total == 0 { 0.0 } else { used as f64 * 100.0 / total as f64 };
+    share(fullness.bytes_used, fullness.bytes_total).max(share(fullness.inodes_used, fullness.inodes_total))
+}
+
+/// `the image, the limits`.
+fn in_words(outdated: &[Change]) -> Option<String> {
+    let words: Vec<String> = outdated.iter().map(ToString::to_string).collect();
+    (!words.is_empty()).then(|| words.join(", "))
 }
 
 /// What volumes and instances carry, so that the database can be rebuilt from them (K5).
-fn properties(record: &ProjectRecord) -> Properties {
+pub(super) fn properties(record: &ProjectRecord) -> Properties {
     let spec = &record.spec;
     [
         ("key", record.key.as_str()),
@@ -340,6 +446,14 @@ fn properties(record: &ProjectRecord) -> Properties {
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .collect()
+}
+
+/// What a volume carries beyond that: what was set for the project, which nothing else on the host tells of.
+fn described(record: &ProjectRecord) -> Properties {
+    let mut properties = properties(record);
+    // A struct of plain values always has a JSON form.
+    properties.insert("settings".to_owned(), serde_json::to_string(&record.settings).unwrap_or_default());
+    properties
 }
 
 /// Whether a volume is this project's. The address is no identity: it may have changed with the database.

@@ -4,14 +4,24 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kiln_domain::{BuildSpec, Generation, Lease, Phase, TokenHash};
+use kiln_domain::explain::Explanation;
+use kiln_domain::plan::StopWish;
+use kiln_domain::{BuildSpec, Generation, Key, Lease, Phase, Settings, TokenHash};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::store::Commit;
+use crate::metrics::LeaseEnd;
+use crate::store::{Commit, StoreError};
 
 /// What a worker is told. Whoever wants an answer sends a reply along.
 pub(super) enum Message {
+    /// A lease with a daemon that answers: the reply comes when both are there.
     Route {
+        spec: BuildSpec,
+        token: TokenHash,
+        reply: Reply<Granted>,
+    },
+    /// A lease now, with or without a daemon; whoever holds it comes back for the daemon.
+    Lease {
         spec: BuildSpec,
         token: TokenHash,
         reply: Reply<Granted>,
@@ -21,32 +31,64 @@ pub(super) enum Message {
         spec: BuildSpec,
         reply: oneshot::Sender<Result<Option<Warm>, Refusal>>,
     },
+    /// The daemon, for somebody who has a lease.
+    Await {
+        reply: Reply<Warm>,
+    },
     Connect {
         reply: Reply<(Warm, Held)>,
+    },
+    /// The client of a lease is there. The reply is `None` if there is no such lease.
+    Renew {
+        token: TokenHash,
+        reply: oneshot::Sender<Option<Renewing>>,
     },
     /// Release a lease; the reply is `None` if there is no such lease.
     Complete {
         token: TokenHash,
-        why: &'static str,
+        how: LeaseEnd,
         reply: Option<oneshot::Sender<Option<Releasing>>>,
+    },
+    /// Release the oldest lease, as the reference's nameless release does.
+    CompleteOldest {
+        reply: oneshot::Sender<Option<Releasing>>,
     },
     /// Its release could not be written, so it counts as before, and can be released again.
     StillHeld {
         lease: Lease,
     },
     Stop {
+        wish: StopWish,
         reply: oneshot::Sender<Result<(), StopRefusal>>,
+    },
+    /// Replace the project's own settings by what `change` makes of them.
+    Set {
+        change: Box<dyn FnOnce(&mut Settings) + Send>,
+        reply: oneshot::Sender<Result<(), SetRefusal>>,
+    },
+    Why {
+        reply: oneshot::Sender<Explanation>,
     },
     /// Something happened to the instance: look at it again.
     InstanceChanged,
-    /// Look at your counts again.
+    /// Somebody could not reach the daemon.
+    Suspect,
+    /// Others need the room, if nobody needs the daemon.
+    RoomWanted,
+    /// Look at your counts and your place again.
     Nudge,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum StopRefusal {
     Busy(String),
-    Failed(String),
+    Failed { text: String, retryable: bool },
+}
+
+#[derive(Debug)]
+pub(super) enum SetRefusal {
+    Bad(kiln_domain::settings::SettingsError),
+    Store(StoreError),
 }
 
 /// What a worker lets others see without asking it.
@@ -56,12 +98,24 @@ pub(super) struct Status {
     pub(super) phase: Option<Phase>,
     pub(super) reason: String,
     pub(super) step: Option<&'static str>,
+    /// Place and length of the queue for a start.
+    pub(super) queue: Option<(usize, usize)>,
+    pub(super) leases: usize,
+    /// What a roll would bring up to date.
+    pub(super) pending: Option<String>,
 }
 
 /// A lease that counts no more in memory, and is gone from the disk when `removed` says so.
 pub(super) struct Releasing {
     pub(super) lease: Lease,
     pub(super) removed: Commit<bool>,
+}
+
+/// A lease whose renewal counts in memory, and on the disk when `renewed` says so.
+pub(super) struct Renewing {
+    pub(super) lease: Lease,
+    /// `None`: it was too late.
+    pub(super) renewed: Option<Commit<bool>>,
 }
 
 /// A daemon that answers, as its worker knows it.
@@ -74,16 +128,35 @@ pub(super) struct Warm {
 /// Why a wait ended without a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal {
-    /// Whether the same request may succeed later without anybody changing anything.
-    pub(super) retryable: bool,
-    pub(super) timed_out: bool,
+    pub(super) kind: RefusalKind,
     pub(super) text: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum RefusalKind {
+    /// The key is somebody else's (K1).
+    OtherIdentity,
+    /// The same request may succeed later without anybody changing anything.
+    NotNow,
+    TimedOut,
+    /// The project has as many leases as it may have.
+    TooManyLeases {
+        key: Key,
+        live: usize,
+        limit: usize,
+    },
+    /// The host takes no more starts.
+    NotAdmitted,
+    /// Somebody has to change something first.
+    Broken,
 }
 
 /// A lease that counts already and will be durable when `durable` resolves. It carries its own release, so that there
 /// is no moment in which the caller can go away and leave it behind, not even with the answer on its way.
 pub(super) struct Granted {
-    pub(super) warm: Warm,
+    /// `None`: the daemon is on its way.
+    pub(super) warm: Option<Warm>,
+    pub(super) lease: Lease,
     pub(super) durable: Commit<()>,
     pub(super) undelivered: Undelivered,
 }
@@ -93,6 +166,7 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 /// One request that is parked until the daemon answers. Whoever went away has closed its reply.
 pub(super) enum Waiter {
     Route { token: TokenHash, reply: Reply<Granted> },
+    Await { reply: Reply<Warm> },
     Connect { reply: Reply<(Warm, Held)> },
 }
 
@@ -100,6 +174,7 @@ impl Waiter {
     pub(super) fn has_gone(&self) -> bool {
         match self {
             Self::Route { reply, .. } => reply.is_closed(),
+            Self::Await { reply } => reply.is_closed(),
             Self::Connect { reply } => reply.is_closed(),
         }
     }
@@ -108,6 +183,7 @@ impl Waiter {
         // A receiver that is gone needs no answer.
         match self {
             Self::Route { reply, .. } => drop(reply.send(Err(refusal))),
+            Self::Await { reply } => drop(reply.send(Err(refusal))),
             Self::Connect { reply } => drop(reply.send(Err(refusal))),
         }
     }
@@ -153,6 +229,11 @@ impl Undelivered {
         Self { release: Some((mailbox, token)) }
     }
 
+    /// Of a lease that its client knows already.
+    pub(super) const fn nothing() -> Self {
+        Self { release: None }
+    }
+
     pub(super) fn delivered(mut self) {
         self.release = None;
     }
@@ -161,7 +242,7 @@ impl Undelivered {
 impl Drop for Undelivered {
     fn drop(&mut self) {
         let Some((mailbox, token)) = self.release.take() else { return };
-        let message = Message::Complete { token, why: "its answer could not be delivered", reply: None };
+        let message = Message::Complete { token, how: LeaseEnd::Undelivered, reply: None };
         if let Err(mpsc::error::TrySendError::Full(message)) = mailbox.try_send(message) {
             // Only a full mailbox takes a task; without a runtime the process is ending and the lease's grace ends it.
             if let Ok(runtime) = tokio::runtime::Handle::try_current() {

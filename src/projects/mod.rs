@@ -9,9 +9,13 @@
 //!
 //! | file | |
 //! |---|---|
-//! | `handle.rs` | [`Projects`]: route, prewarm, complete, connect, stop, show |
+//! | `handle.rs` | [`Projects`]: route, prewarm, renew, complete, connect |
+//! | `admin.rs` | stop, remove, set, why, list, show |
+//! | `reconcile.rs` | the start, and the database held against the host: orphans, rebuilds |
+//! | `janitor.rs` | the trash |
 //! | `registry.rs` | key → worker |
-//! | `worker.rs` | the loop of one project |
+//! | `worker/` | the loop of one project |
+//! | `admission.rs` | the door for starts |
 //! | `messages.rs` | what a worker is told, who waits for its daemon, and what they get |
 //! | `effects.rs` | [`Effects`]: what a worker may do to the host |
 //! | `host_effects.rs` | its implementation on the real host |
@@ -19,19 +23,26 @@
 //!
 //! What must not be here: HTTP, SQL, and how a runtime or a volume does its work.
 
+mod admin;
+mod admission;
 mod answer;
 mod effects;
 mod handle;
 mod host_effects;
+mod janitor;
 mod messages;
 pub mod model;
+mod reconcile;
 mod registry;
 mod worker;
 
 #[cfg(test)]
 mod tests;
 
+pub use admin::VerbError;
+pub use admission::QueueFigures;
 pub use answer::{Addressing, Routed};
-pub use effects::{EffectError, Effects, StepDeadlines};
-pub use handle::{Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, StopError};
+pub use effects::{EffectError, Effects, StepDeadlines, Survey};
+pub use handle::{Foundations, Projects, ProjectsConfig, RenewError, RouteError, RouteOptions};
 pub use host_effects::{DaemonPaths, HostEffects, HostEffectsConfig, HostParts};
+pub use reconcile::ReconcileError;

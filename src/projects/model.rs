@@ -6,12 +6,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln_domain::plan::{FilesSeen, InstanceSeen, Observed, Step, VolumeSeen};
-use kiln_domain::{Key, ProjectRecord};
+use kiln_domain::admission::HostLoad;
+use kiln_domain::health::Probed;
+use kiln_domain::plan::{Done, InstanceSeen, Observed, Step};
+use kiln_domain::{Key, ProjectRecord, Settings};
 use tokio::sync::{Semaphore, broadcast};
 
-use super::effects::{EffectError, Effects};
-use crate::host::{InstanceEvent, RuntimeError};
+use super::effects::{EffectError, Effects, Survey};
+use crate::host::volumes::{TrashName, Trashed};
+use crate::host::{InstanceEvent, Properties, RuntimeError};
 
 /// What the model should do instead of obeying.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,6 +25,8 @@ pub enum Mood {
     Failing(Step),
     /// The step succeeds and its answer is lost.
     Lossy(Step),
+    /// Nothing can be seen.
+    Blind,
     /// The step succeeds, and the daemon dies while the answer is on its way; then it obeys again.
     FatalOnce(Step),
 }
@@ -32,6 +37,13 @@ struct Host {
     done: Vec<(Key, Step)>,
     starts: u64,
     mood: Mood,
+    /// What each daemon says when it is asked.
+    builds: u32,
+    /// No daemon answers.
+    hangs: bool,
+    /// Whose steps never end.
+    stuck: Option<Key>,
+    load: HostLoad,
 }
 
 /// See the module. Each step takes one permit from `gate`, so that a test can hold a step in flight.
@@ -44,7 +56,16 @@ pub struct ModelEffects {
 
 impl Default for ModelEffects {
     fn default() -> Self {
-        let host = Host { seen: HashMap::new(), done: Vec::new(), starts: 0, mood: Mood::default() };
+        let host = Host {
+            seen: HashMap::new(),
+            done: Vec::new(),
+            starts: 0,
+            mood: Mood::default(),
+            builds: 0,
+            hangs: false,
+            stuck: None,
+            load: HostLoad::default(),
+        };
         Self { host: Mutex::new(host), events: broadcast::Sender::new(64), gate: Semaphore::new(Self::OPEN) }
     }
 }
@@ -66,6 +87,34 @@ impl ModelEffects {
         self.host().mood = mood;
     }
 
+    /// Builds that every daemon tells of from now on.
+    pub fn set_builds(&self, builds: u32) {
+        self.host().builds = builds;
+    }
+
+    /// Whether the daemons leave questions unanswered from now on.
+    pub fn set_hanging(&self, hangs: bool) {
+        self.host().hangs = hangs;
+    }
+
+    /// Every step for this project hangs from now on.
+    pub fn set_stuck(&self, key: Option<Key>) {
+        self.host().stuck = key;
+    }
+
+    pub fn set_load(&self, load: HostLoad) {
+        self.host().load = load;
+    }
+
+    /// The instance is not as it would be made today.
+    pub fn outdate(&self, key: &Key) {
+        if let Some(Observed { instance: InstanceSeen::Running { outdated, .. }, .. }) = self.host().seen.get_mut(key) {
+            *outdated = Some("the image".to_owned());
+        }
+        // Nobody may be listening.
+        let _ = self.events.send(InstanceEvent::Changed(key.clone()));
+    }
+
     /// The steps carried out so far, in order.
     pub fn done(&self) -> Vec<(Key, Step)> {
         self.host().done.clone()
@@ -74,7 +123,7 @@ impl ModelEffects {
     /// The daemon dies by itself.
     pub fn kill(&self, key: &Key) {
         if let Some(seen) = self.host().seen.get_mut(key) {
-            seen.instance = InstanceSeen::Stopped;
+            seen.instance = InstanceSeen::STOPPED;
         }
         // Nobody may be listening.
         let _ = self.events.send(InstanceEvent::Changed(key.clone()));
@@ -85,18 +134,24 @@ impl ModelEffects {
     }
 }
 
-const NOTHING: Observed =
-    Observed { volume: VolumeSeen::Absent, files: FilesSeen::Stale, instance: InstanceSeen::Absent };
-
 #[async_trait]
 impl Effects for ModelEffects {
-    async fn observe(&self, record: &ProjectRecord) -> Result<Observed, EffectError> {
-        Ok(self.host().seen.get(&record.key).cloned().unwrap_or(NOTHING))
+    async fn observe(&self, record: &ProjectRecord, _settings: &Settings) -> Result<Observed, EffectError> {
+        let host = self.host();
+        if host.mood == Mood::Blind {
+            let (runtime, why) = ("model", "the model says so".into());
+            return Err(RuntimeError::Unavailable { runtime, why, remedy: "tell it otherwise".into() }.into());
+        }
+        Ok(host.seen.get(&record.key).cloned().unwrap_or(Observed::NOTHING))
     }
 
-    async fn perform(&self, step: Step, record: &ProjectRecord) -> Result<Option<String>, EffectError> {
+    async fn perform(&self, step: Step, record: &ProjectRecord, _settings: &Settings) -> Result<Done, EffectError> {
         if let Ok(permit) = self.gate.acquire().await {
             permit.forget();
+        }
+        let stuck = self.host().stuck.as_ref() == Some(&record.key);
+        if stuck {
+            std::future::pending::<()>().await;
         }
         let outcome = self.carry_out(step, record);
         if self.is_fatal(step) {
@@ -106,8 +161,40 @@ impl Effects for ModelEffects {
         outcome
     }
 
-    async fn last_words(&self, _record: &ProjectRecord) -> String {
+    async fn last_words(&self, _record: &ProjectRecord, _settings: &Settings) -> String {
         String::new()
+    }
+
+    async fn describe(&self, _record: &ProjectRecord) -> Result<(), EffectError> {
+        Ok(())
+    }
+
+    async fn load(&self) -> HostLoad {
+        self.host().load
+    }
+
+    async fn survey(&self) -> Result<Survey, EffectError> {
+        Ok(Survey::default())
+    }
+
+    async fn remove_instance(&self, _name: &str) -> Result<(), EffectError> {
+        Ok(())
+    }
+
+    async fn discard_volume(&self, _key: &Key) -> Result<(), EffectError> {
+        Ok(())
+    }
+
+    async fn trash(&self) -> Result<Vec<Trashed>, EffectError> {
+        Ok(Vec::new())
+    }
+
+    async fn restore(&self, _name: &TrashName) -> Result<Properties, EffectError> {
+        Ok(Properties::new())
+    }
+
+    async fn purge(&self, _name: &TrashName) -> Result<(), EffectError> {
+        Ok(())
     }
 
     fn events(&self) -> broadcast::Receiver<InstanceEvent> {
@@ -128,7 +215,7 @@ impl ModelEffects {
         fatal
     }
 
-    fn carry_out(&self, step: Step, record: &ProjectRecord) -> Result<Option<String>, EffectError> {
+    fn carry_out(&self, step: Step, record: &ProjectRecord) -> Result<Done, EffectError> {
         let mut host = self.host();
         let failed = || {
             let instance = record.key.daemon_name();
@@ -138,11 +225,17 @@ impl ModelEffects {
             return failed();
         }
         host.done.push((record.key.clone(), step));
-        let incarnation = (step == Step::StartInstance).then(|| {
-            host.starts += 1;
-            format!("run-{}", host.starts)
-        });
-        host.seen.entry(record.key.clone()).or_insert(NOTHING).apply(step, incarnation.clone());
-        if host.mood == Mood::Lossy(step) { failed() } else { Ok(incarnation) }
+        let done = match step {
+            Step::StartInstance => {
+                host.starts += 1;
+                Done::Started { incarnation: format!("run-{}", host.starts) }
+            }
+            Step::Probe => Done::Probed(Probed { answered: !host.hangs, cpu: Some(Duration::ZERO) }),
+            Step::CountBuilds if host.hangs => Done::Builds { count: None, cpu: Some(Duration::ZERO) },
+            Step::CountBuilds => Done::Builds { count: Some(host.builds), cpu: None },
+            _ => Done::Plain,
+        };
+        host.seen.entry(record.key.clone()).or_insert(Observed::NOTHING).apply(step, &done);
+        if host.mood == Mood::Lossy(step) { failed() } else { Ok(done) }
     }
 }

@@ -1,16 +1,19 @@
 //! Key → worker. A worker is in here for as long as it lives.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use kiln_domain::{AddressPool, BuildSpec, Key, Lease, Policy, ProjectRecord};
-use tokio::sync::{mpsc, watch};
+use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, ProjectRecord, Rules, Settings};
+use tokio::sync::{mpsc, oneshot, watch};
 
+use super::admission::Admission;
+use super::answer::Standing;
 use super::effects::{Effects, StepDeadlines};
-use super::messages::{Connections, Message, Status};
+use super::messages::{Connections, Message, Renewing, Status};
 use super::worker::Worker;
 use crate::clock::Clock;
+use crate::metrics::{Metrics, PhaseLabel};
 use crate::store::{Store, StoreError};
 
 /// Requests that may wait in a worker's mailbox. A worker empties it without waiting for the host, so that this is
@@ -25,9 +28,20 @@ pub(super) struct Shared {
     pub(super) store: Store,
     pub(super) effects: Arc<dyn Effects>,
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) admission: Arc<Admission>,
+    pub(super) metrics: Arc<Metrics>,
     pub(super) policy: Policy,
+    pub(super) defaults: Settings,
+    pub(super) rules: Rules,
     pub(super) deadlines: StepDeadlines,
     pub(super) addresses: AddressPool,
+}
+
+impl Shared {
+    /// What counts for a project.
+    pub(super) fn settings(&self, record: &ProjectRecord) -> Settings {
+        self.rules.settings(&record.settings, &record.spec.repo, &self.defaults)
+    }
 }
 
 /// A worker's address.
@@ -36,6 +50,22 @@ pub(super) struct WorkerHandle {
     pub(super) mailbox: mpsc::Sender<Message>,
     pub(super) status: watch::Receiver<Status>,
     pub(super) connections: Connections,
+}
+
+impl WorkerHandle {
+    /// Where the daemon stands, for somebody whose wait for it has not begun or is over.
+    pub(super) fn standing(&self) -> Standing {
+        let Status { phase, reason, queue, .. } = self.status.borrow().clone();
+        let phase = phase.as_ref().map_or("unknown", kiln_domain::Phase::name);
+        Standing::Coming { phase, reason, queue }
+    }
+
+    /// `None`: there is no such lease.
+    pub(super) async fn renew(&self, token: &LeaseToken) -> Option<Renewing> {
+        let (reply, answer) = oneshot::channel();
+        self.mailbox.send(Message::Renew { token: token.hash(), reply }).await.ok()?;
+        answer.await.ok().flatten()
+    }
 }
 
 /// The worker's side of its [`WorkerHandle`].
@@ -48,10 +78,10 @@ pub(super) struct Desk {
 }
 
 #[derive(Clone, Default)]
-pub(super) struct Registry(Arc<Mutex<HashMap<Key, WorkerHandle>>>);
+pub(super) struct Registry(Arc<Mutex<BTreeMap<Key, WorkerHandle>>>);
 
 impl Registry {
-    fn workers(&self) -> std::sync::MutexGuard<'_, HashMap<Key, WorkerHandle>> {
+    fn workers(&self) -> std::sync::MutexGuard<'_, BTreeMap<Key, WorkerHandle>> {
         // The map is whole between any two operations, so a panic elsewhere cannot have torn it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -89,7 +119,10 @@ impl Registry {
         }
         let known = match spec {
             Some(spec) => {
-                shared.store.create_project(spec, shared.addresses, shared.clock.now()).await?;
+                let created = shared.store.create_project(spec, shared.addresses, shared.clock.now()).await?;
+                if created.new {
+                    shared.metrics.phase_changed(None, Some(PhaseLabel::from(&created.record.phase)));
+                }
                 true
             }
             None => shared.store.project(key).await?.is_some(),
@@ -104,7 +137,8 @@ impl Registry {
             return worker.clone();
         }
         let (own_mailbox, mailbox) = mpsc::channel(MAILBOX_DEPTH);
-        let unread = Status { phase: None, reason: String::new(), step: Some("read its record") };
+        let step = Some("read its record");
+        let unread = Status { phase: None, reason: String::new(), step, queue: None, leases: 0, pending: None };
         let (status, seen) = watch::channel(unread);
         let connections = Connections::default();
         let worker = WorkerHandle { mailbox: own_mailbox.clone(), status: seen, connections: connections.clone() };

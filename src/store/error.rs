@@ -1,9 +1,10 @@
 //! What can go wrong with the store, once it is open and while it is opened.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_domain::{AddressPool, BuildSpec, Key};
+use rusqlite::ErrorCode;
 use thiserror::Error;
 
 /// Why a read or a write did not happen. A write whose answer is an error is not in the file, with one exception that
@@ -21,15 +22,32 @@ pub enum StoreError {
     NoAddress { pool: AddressPool },
     #[error("there is no project {key} in the database")]
     UnknownProject { key: Key },
+    #[error("project {key} is {phase} and not being removed: nothing of it is forgotten")]
+    NotRemoving { key: Key, phase: String },
+    /// Only somebody else's hand can have written this.
+    #[error(
+        "what the database holds under {stored} belongs under {right}: give it that key again, or remove the row, and \
+         its project is found again by its next build"
+    )]
+    WrongKey { stored: Key, right: Key },
     #[error("the database has {waiting} writes waiting and takes no more: try again in a second")]
     WritesWaiting { waiting: usize },
     #[error("no connection to the database became free within {seconds} s: try again in a second")]
     ReadsWaiting { seconds: u64 },
     #[error("the database is closed")]
     Closed,
+    /// Nothing was written. Reads go on.
+    #[error("the disk is full: free some space on the file system of {path}")]
+    Full { path: PathBuf },
     #[error("cannot {doing}")]
     Sqlite {
         doing: &'static str,
+        #[source]
+        source: Arc<rusqlite::Error>,
+    },
+    #[error("cannot read the {name} of a row of the database")]
+    Column {
+        name: &'static str,
         #[source]
         source: Arc<rusqlite::Error>,
     },
@@ -47,6 +65,21 @@ impl StoreError {
     pub(super) fn sqlite(doing: &'static str) -> impl Fn(rusqlite::Error) -> Self {
         move |source| Self::Sqlite { doing, source: Arc::new(source) }
     }
+
+    /// Says which database it is where that is what somebody has to know.
+    pub(super) fn of_database(self, path: &Path) -> Self {
+        match &self {
+            Self::Sqlite { source, .. } if is_no_room(source) => Self::Full { path: path.to_owned() },
+            _ => self,
+        }
+    }
+}
+
+/// Where a full disk shows, be it in a write or in the index of the log, which is made anew after a clean stop.
+pub(super) fn is_no_room(error: &rusqlite::Error) -> bool {
+    error.sqlite_error().is_some_and(|error| {
+        error.code == ErrorCode::DiskFull || error.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE
+    })
 }
 
 /// Why the database cannot be used. Nothing was changed when it is refused.
@@ -70,7 +103,7 @@ pub enum OpenError {
     Foreign { path: PathBuf },
     #[error("{path} is damaged: {detail}; {remedy}")]
     Corrupt { path: PathBuf, detail: String, remedy: &'static str },
-    #[error("there is no space left for {path}: free some on its file system, which is full")]
+    #[error("the disk is full: free some space on the file system of {path}")]
     Full { path: PathBuf },
     #[error("cannot {doing} {path}")]
     Io {

@@ -1,123 +1,185 @@
 //! From rows to the domain's types. Whatever does not fit is an error that says which column.
 
 use std::net::Ipv4Addr;
-use std::time::Duration;
+use std::sync::Arc;
 
-use kiln_domain::project::{Settings, Tier};
 use kiln_domain::{BuildSpec, Generation, Key, Lease, Phase, ProjectRecord, Timestamp, TokenHash};
+use rusqlite::types::FromSql;
 use rusqlite::{Connection, Params, Row};
+use serde::de::DeserializeOwned;
 
 use super::StoreError;
 use super::events::Event;
+use crate::causes::in_one_line;
 
-const COLUMNS: &str = "key, repo, name, target, arch, address, phase, phase_reason, generation, incarnation, tier,
-    idle_window_ms, volume_bytes, created, last_activity";
+/// A column of one of the lists below: where in it, and its name for messages. Looked up by name, ten thousand projects
+/// would take twice as long.
+type Column = (usize, &'static str);
+
+const PROJECT: &str = "SELECT key, repo, name, target, arch, address, phase, phase_reason, generation, incarnation,
+    settings, builds, created, last_activity FROM projects";
+
+const LEASE: &str = "SELECT key, token, created, renewed, expires FROM leases";
+
+const EVENT: &str = r#"SELECT id, at, key, kind, "by", rule, text FROM events"#;
+
+/// Projects and leases begin with it.
+const KEY: Column = (0, "key");
 
 pub(super) fn project(connection: &Connection, key: &Key) -> Result<Option<ProjectRecord>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM projects WHERE key = ?1");
+    let sql = format!("{PROJECT} WHERE key = ?1");
     Ok(collect(connection, &sql, [key.as_str()], "read the project", to_project)?.pop())
 }
 
-pub(super) fn projects(connection: &Connection) -> Result<Vec<ProjectRecord>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM projects ORDER BY key");
-    collect(connection, &sql, [], "read the projects", to_project)
+/// Whatever its key: for who compares its identity.
+pub(super) fn project_as_stored(connection: &Connection, key: &Key) -> Result<Option<ProjectRecord>, StoreError> {
+    let sql = format!("{PROJECT} WHERE key = ?1");
+    Ok(collect(connection, &sql, [key.as_str()], "read the project", to_project_as_stored)?.pop())
 }
 
-pub(super) fn active_projects(connection: &Connection) -> Result<Vec<ProjectRecord>, StoreError> {
-    let sql = format!(
-        "SELECT {COLUMNS} FROM projects
-        WHERE phase NOT IN ('absent', 'idle') OR tier = 'hot' OR key IN (SELECT key FROM leases) ORDER BY key"
-    );
-    collect(connection, &sql, [], "read the active projects", to_project)
+pub(super) fn projects(connection: &Connection) -> Result<Vec<ProjectRecord>, StoreError> {
+    let sql = format!("{PROJECT} ORDER BY key");
+    Ok(collect_what_fits(connection, &sql, "read the projects", to_project)?.0)
 }
 
 pub(super) fn leases(connection: &Connection, key: &Key) -> Result<Vec<Lease>, StoreError> {
-    let sql = "SELECT token, created, renewed FROM leases WHERE key = ?1 ORDER BY created, token";
-    collect(connection, sql, [key.as_str()], "read the leases", lease)
+    let sql = format!("{LEASE} WHERE key = ?1 ORDER BY created, token");
+    collect(connection, &sql, [key.as_str()], "read the leases", to_lease)
+}
+
+pub(super) fn lease(connection: &Connection, token: &TokenHash) -> Result<Option<(Key, Lease)>, StoreError> {
+    let sql = format!("{LEASE} WHERE token = ?1");
+    Ok(collect(connection, &sql, [token.as_str()], "read the lease", to_key_and_lease)?.pop())
 }
 
 pub(super) fn all_leases(connection: &Connection) -> Result<Vec<(Key, Lease)>, StoreError> {
-    let sql = "SELECT key, token, created, renewed FROM leases ORDER BY key, created, token";
-    collect(connection, sql, [], "read the leases", |row| Ok((key(get(row, "key")?)?, lease(row)?)))
+    let sql = format!("{LEASE} ORDER BY key, created, token");
+    collect(connection, &sql, [], "read the leases", to_key_and_lease)
 }
 
-fn lease(row: &Row<'_>) -> Result<Lease, StoreError> {
-    Ok(Lease {
-        token: TokenHash::from_stored(get(row, "token")?),
-        created: instant(row, "created")?,
-        renewed: instant(row, "renewed")?,
-    })
+/// What a start of Kiln takes up, by key.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TakenUp {
+    pub projects: Vec<ProjectRecord>,
+    /// The oldest of a project first. Those of a damaged project are here, too: its daemon may have builds.
+    pub leases: Vec<(Key, Lease)>,
+    pub damaged: Vec<Damaged>,
+}
+
+/// A row that only somebody else's hand, or a fault, can have written. It stays as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damaged {
+    /// As it stands in the row, which may not be the form of a key.
+    pub key: String,
+    /// What is wrong, and what to do.
+    pub why: String,
+}
+
+/// One state of the database, in two queries.
+pub(super) fn take_up(connection: &Connection) -> Result<TakenUp, StoreError> {
+    let transaction = connection.unchecked_transaction().map_err(StoreError::sqlite("read the database"))?;
+    let sql = format!("{PROJECT} ORDER BY key");
+    let (projects, mut damaged) = collect_what_fits(&transaction, &sql, "read the projects", to_project)?;
+    let sql = format!("{LEASE} ORDER BY key, created, token");
+    let (leases, damaged_leases) = collect_what_fits(&transaction, &sql, "read the leases", to_key_and_lease)?;
+    damaged.extend(damaged_leases);
+    let homeless = "SELECT key FROM leases WHERE key NOT IN (SELECT key FROM projects) GROUP BY key ORDER BY key";
+    damaged.extend(collect(&transaction, homeless, [], "look for leases of nothing", |row| {
+        Ok(Damaged { key: get(row, KEY)?, why: "it has leases, and there is no such project".to_owned() })
+    })?);
+    Ok(TakenUp { projects, leases, damaged })
 }
 
 pub(super) fn events(connection: &Connection, after: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
-    let sql = "SELECT id, at, key, kind, text FROM events WHERE id > ?1 ORDER BY id LIMIT ?2";
-    collect(connection, sql, (after, limit), "read the journal", |row| {
-        Ok(Event {
-            id: get(row, "id")?,
-            at: instant(row, "at")?,
-            key: get::<Option<String>>(row, "key")?.map(key).transpose()?,
-            kind: get(row, "kind")?,
-            text: get(row, "text")?,
-        })
-    })
+    let sql = format!("{EVENT} WHERE id > ?1 ORDER BY id LIMIT ?2");
+    collect(connection, &sql, (after, limit), "read the journal", to_event)
+}
+
+/// From the newest on, until there are enough: quick for a project that is in use, tens of milliseconds for one that has
+/// not been for long.
+pub(super) fn events_of(connection: &Connection, key: &Key, limit: u32) -> Result<Vec<Event>, StoreError> {
+    let sql = format!("{EVENT} WHERE key = ?1 ORDER BY id DESC LIMIT ?2");
+    let mut events = collect(connection, &sql, (key.as_str(), limit), "read the journal", to_event)?;
+    events.reverse();
+    Ok(events)
 }
 
 pub(super) fn latest_event_id(connection: &Connection) -> Result<i64, StoreError> {
     let ids = collect(connection, "SELECT coalesce(max(id), 0) AS id FROM events", [], "read the journal", |row| {
-        get(row, "id")
+        get(row, (0, "id"))
     })?;
     Ok(ids.first().copied().unwrap_or(0))
+}
+
+/// `None`: not noted.
+pub(super) fn note(connection: &Connection, name: &str) -> Result<Option<i64>, StoreError> {
+    let sql = "SELECT value FROM notes WHERE name = ?1";
+    Ok(collect(connection, sql, [name], "read the store's notes", |row| get(row, (0, "value")))?.pop())
 }
 
 pub(super) fn key(text: String) -> Result<Key, StoreError> {
     text.parse().map_err(|_| StoreError::Nonsense { column: "key", found: text })
 }
 
-pub(super) const fn tier_name(tier: Tier) -> &'static str {
-    match tier {
-        Tier::Warm => "warm",
-        Tier::Hot => "hot",
-    }
-}
-
-/// Saturates; 292 million years are enough for a window.
-pub(super) fn millis(span: Duration) -> i64 {
-    i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
+/// K1, for a row that was renamed by hand: a cache is never opened under another identity's key.
+pub(super) fn check_key(record: ProjectRecord) -> Result<ProjectRecord, StoreError> {
+    let right = Key::of(&record.spec);
+    if record.key == right { Ok(record) } else { Err(StoreError::WrongKey { stored: record.key, right }) }
 }
 
 fn to_project(row: &Row<'_>) -> Result<ProjectRecord, StoreError> {
-    let arch: String = get(row, "arch")?;
-    let address: i64 = get(row, "address")?;
-    let tier: String = get(row, "tier")?;
-    let generation: i64 = get(row, "generation")?;
+    to_project_as_stored(row).and_then(check_key)
+}
+
+fn to_project_as_stored(row: &Row<'_>) -> Result<ProjectRecord, StoreError> {
+    let arch: String = get(row, (4, "arch"))?;
+    let address: i64 = get(row, (5, "address"))?;
+    let generation: i64 = get(row, (8, "generation"))?;
     let spec = BuildSpec {
-        repo: repo(get(row, "repo")?)?,
-        name: get(row, "name")?,
-        target: get(row, "target")?,
+        repo: repo(get(row, (1, "repo"))?)?,
+        name: get(row, (2, "name"))?,
+        target: get(row, (3, "target"))?,
         arch: arch.parse().map_err(|_| StoreError::Nonsense { column: "arch", found: arch })?,
     };
     let address = u32::try_from(address)
         .map(Ipv4Addr::from_bits)
         .map_err(|_| StoreError::Nonsense { column: "address", found: address.to_string() })?;
-    let settings = Settings {
-        tier: match tier.as_str() {
-            "warm" => Tier::Warm,
-            "hot" => Tier::Hot,
-            _ => return Err(StoreError::Nonsense { column: "tier", found: tier }),
-        },
-        idle_window: get::<Option<i64>>(row, "idle_window_ms")?.map(|ms| Duration::from_millis(ms.unsigned_abs())),
-        volume_bytes: get::<Option<i64>>(row, "volume_bytes")?.map(i64::unsigned_abs),
-    };
     Ok(ProjectRecord {
-        key: key(get(row, "key")?)?,
+        key: key(get(row, KEY)?)?,
         spec,
         address,
-        phase: phase(get(row, "phase")?, get(row, "phase_reason")?)?,
+        phase: phase(get(row, (6, "phase"))?, get(row, (7, "phase_reason"))?)?,
         generation: Generation::from_stored(generation.unsigned_abs()),
-        incarnation: get(row, "incarnation")?,
-        settings,
-        created: instant(row, "created")?,
-        last_activity: instant(row, "last_activity")?,
+        incarnation: get(row, (9, "incarnation"))?,
+        settings: json(row, (10, "settings"))?,
+        builds: json(row, (11, "builds"))?,
+        created: instant(row, (12, "created"))?,
+        last_activity: instant(row, (13, "last_activity"))?,
+    })
+}
+
+fn to_lease(row: &Row<'_>) -> Result<Lease, StoreError> {
+    Ok(Lease {
+        token: TokenHash::from_stored(get(row, (1, "token"))?),
+        created: instant(row, (2, "created"))?,
+        renewed: instant(row, (3, "renewed"))?,
+        expires: instant(row, (4, "expires"))?,
+    })
+}
+
+fn to_key_and_lease(row: &Row<'_>) -> Result<(Key, Lease), StoreError> {
+    Ok((key(get(row, KEY)?)?, to_lease(row)?))
+}
+
+fn to_event(row: &Row<'_>) -> Result<Event, StoreError> {
+    Ok(Event {
+        id: get(row, (0, "id"))?,
+        at: instant(row, (1, "at"))?,
+        key: get::<Option<String>>(row, (2, "key"))?.map(key).transpose()?,
+        kind: get(row, (3, "kind"))?,
+        by: get(row, (4, "by"))?,
+        rule: get(row, (5, "rule"))?,
+        text: get(row, (6, "text"))?,
     })
 }
 
@@ -126,25 +188,32 @@ fn repo(text: String) -> Result<kiln_domain::RepoName, StoreError> {
     kiln_domain::RepoName::parse(&text).map_err(|_| StoreError::Nonsense { column: "repo", found: text })
 }
 
-fn phase(name: String, reason: Option<String>) -> Result<Phase, StoreError> {
+pub(super) fn phase(name: String, reason: Option<String>) -> Result<Phase, StoreError> {
     Ok(match name.as_str() {
         "absent" => Phase::Absent,
         "provisioning" => Phase::Provisioning,
         "starting" => Phase::Starting,
         "warm" => Phase::Warm,
         "draining" => Phase::Draining,
+        "rolling" => Phase::Rolling,
         "idle" => Phase::Idle,
+        "removing" => Phase::Removing,
         "failed" => Phase::Failed { reason: reason.unwrap_or_default() },
         _ => return Err(StoreError::Nonsense { column: "phase", found: name }),
     })
 }
 
-fn instant(row: &Row<'_>, column: &'static str) -> Result<Timestamp, StoreError> {
+fn json<T: DeserializeOwned>(row: &Row<'_>, column: Column) -> Result<T, StoreError> {
+    let text: String = get(row, column)?;
+    serde_json::from_str(&text).map_err(|_| StoreError::Nonsense { column: column.1, found: text })
+}
+
+fn instant(row: &Row<'_>, column: Column) -> Result<Timestamp, StoreError> {
     Ok(Timestamp::from_millis(get(row, column)?))
 }
 
-fn get<T: rusqlite::types::FromSql>(row: &Row<'_>, column: &'static str) -> Result<T, StoreError> {
-    row.get(column).map_err(StoreError::sqlite("read a column of the database"))
+fn get<T: FromSql>(row: &Row<'_>, (at, name): Column) -> Result<T, StoreError> {
+    row.get(at).map_err(|source| StoreError::Column { name, source: Arc::new(source) })
 }
 
 fn collect<T>(
@@ -162,4 +231,24 @@ fn collect<T>(
         found.push(convert(row)?);
     }
     Ok(found)
+}
+
+/// What does not fit harms nothing else.
+fn collect_what_fits<T>(
+    connection: &Connection,
+    sql: &str,
+    doing: &'static str,
+    convert: impl Fn(&Row<'_>) -> Result<T, StoreError>,
+) -> Result<(Vec<T>, Vec<Damaged>), StoreError> {
+    let rows = collect(connection, sql, [], doing, |row| {
+        Ok(convert(row).map_err(|error| Damaged { key: get(row, KEY).unwrap_or_default(), why: in_one_line(&error) }))
+    })?;
+    let (mut fits, mut damaged) = (Vec::with_capacity(rows.len()), Vec::new());
+    for row in rows {
+        match row {
+            Ok(row) => fits.push(row),
+            Err(row) => damaged.push(row),
+        }
+    }
+    Ok((fits, damaged))
 }

@@ -6,17 +6,23 @@ use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::backup::Backup;
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 use tracing::warn;
 
 use super::OpenError;
-use super::lock::beside;
+use super::aside;
+use super::error::is_no_room;
+use super::lock::{beside, directory};
 
 /// `KILN`: tells our file from another program's.
 const APPLICATION_ID: i64 = 0x4b49_4c4e;
 
 /// In order; the position, counted from 1, is the version a migration leads to. Never changed once released.
-pub(super) const MIGRATIONS: &[&str] = &[include_str!("migrations/0001_projects_leases_events.sql")];
+pub(super) const MIGRATIONS: &[&str] = &[
+    include_str!("migrations/0001_projects_leases_events.sql"),
+    include_str!("migrations/0002_ends_settings_builds_reasons.sql"),
+];
 
 /// Nobody else writes to the file; this covers an admin who has it open in `sqlite3`.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,31 +31,59 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// `fdatasync` has no metadata to write: one flush of the disk and no more.
 const WAL_BYTES: u64 = 8 * 1024 * 1024;
 
+/// More than there are, so that each is prepared once.
+const STATEMENTS: usize = 64;
+
 const REMEDY: &str = "restore a copy of it, or move it away and start kilnd again: each cache is found again by the next build of its project";
 
 /// Checks, migrates and prepares the file; the connection returned is the only one that may write.
 pub(super) fn open_writer(path: &Path, migrations: &[&str]) -> Result<Connection, OpenError> {
+    if aside::is_log_alone(path) {
+        let detail = "there is a log of it, and it is not there".to_owned();
+        return Err(OpenError::Corrupt { path: path.to_owned(), detail, remedy: REMEDY });
+    }
     create_private(path)?;
     let sqlite = |doing| at(path, doing);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags).map_err(sqlite("open"))?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(sqlite("set up"))?;
+    // What is refused is left as it is, its log included.
+    let keep_log = |keep| connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep);
+    keep_log(true).map_err(sqlite("set up"))?;
     let found = check_ownership(&connection, path, migrations.len())?;
     check_integrity(&connection, path)?;
+    keep_log(false).map_err(sqlite("set up"))?;
     // FULL: a commit is on the disk before it is acknowledged (K4). NORMAL would lose the last ones with the power.
     connection
         .execute_batch(
-            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = OFF;
              PRAGMA wal_autocheckpoint = 0; PRAGMA journal_size_limit = 67108864;",
         )
         .map_err(sqlite("set up"))?;
     migrate(&mut connection, path, found, migrations)?;
+    set_up(&connection, path)?;
     // A full disk must not keep kilnd from starting: it has builds to look after.
     if let Err(error) = allocate_wal(path) {
         warn!(%error, path = %path.display(), "could not allocate the database's log in advance; writes take longer");
     }
-    connection.set_prepared_statement_cache_capacity(32);
     Ok(connection)
+}
+
+/// The same schema, in memory.
+pub(super) fn open_in_memory() -> Result<Connection, OpenError> {
+    let path = Path::new(":memory:");
+    let mut connection = Connection::open_in_memory().map_err(at(path, "open"))?;
+    migrate(&mut connection, path, 0, MIGRATIONS)?;
+    set_up(&connection, path)?;
+    Ok(connection)
+}
+
+/// What a connection that writes needs once the schema is there. Foreign keys not before: a row that belongs to nothing
+/// is told of by whoever reads it, and must not keep kilnd from starting.
+pub(super) fn set_up(connection: &Connection, path: &Path) -> Result<(), OpenError> {
+    connection.execute_batch("PRAGMA foreign_keys = ON").map_err(at(path, "set up"))?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    Ok(())
 }
 
 /// For readers: `query_only` by its open mode. The writer must be open already.
@@ -105,12 +139,6 @@ fn check_integrity(connection: &Connection, path: &Path) -> Result<(), OpenError
     if verdict != "ok" {
         return Err(corrupt(verdict));
     }
-    let mut orphans = connection.prepare("PRAGMA foreign_key_check").map_err(at(path, "check"))?;
-    let mut rows = orphans.query([]).map_err(at(path, "check"))?;
-    if let Some(row) = rows.next().map_err(at(path, "check"))? {
-        let table: String = row.get(0).map_err(at(path, "check"))?;
-        return Err(corrupt(format!("a row of {table} belongs to nothing")));
-    }
     Ok(())
 }
 
@@ -118,7 +146,7 @@ fn check_integrity(connection: &Connection, path: &Path) -> Result<(), OpenError
 fn migrate(connection: &mut Connection, path: &Path, found: usize, migrations: &[&str]) -> Result<(), OpenError> {
     for (index, sql) in migrations.iter().enumerate().skip(found) {
         let version = version_number(index + 1);
-        if index > 0 {
+        if found > 0 {
             keep_copy(connection, path, version)?;
         }
         let migrate = |connection: &mut Connection| {
@@ -160,7 +188,7 @@ fn keep_copy(connection: &Connection, path: &Path, version: u32) -> Result<(), O
 }
 
 fn sync_directory(path: &Path) -> std::io::Result<()> {
-    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
+    File::open(directory(path))?.sync_all()
 }
 
 /// Writes zeros behind what the log holds. They are no frames to SQLite (their salt and checksum are wrong), and its
@@ -180,18 +208,13 @@ fn allocate_wal(path: &Path) -> std::io::Result<()> {
 }
 
 /// A damaged file may show itself in any statement.
-fn at(path: &Path, doing: &'static str) -> impl Fn(rusqlite::Error) -> OpenError {
+pub(super) fn at(path: &Path, doing: &'static str) -> impl Fn(rusqlite::Error) -> OpenError {
     let path = path.to_owned();
-    // Where a full disk shows first after a clean stop: the log's index is made anew.
-    let no_room = |source: &rusqlite::Error| {
-        source.sqlite_error().is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE)
-    };
     move |source| match source.sqlite_error_code() {
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
             OpenError::Corrupt { path: path.clone(), detail: source.to_string(), remedy: REMEDY }
         }
-        Some(ErrorCode::DiskFull) => OpenError::Full { path: path.clone() },
-        _ if no_room(&source) => OpenError::Full { path: path.clone() },
+        _ if is_no_room(&source) => OpenError::Full { path: path.clone() },
         _ => OpenError::Sqlite { doing, path: path.clone(), source },
     }
 }

@@ -1,16 +1,17 @@
-//! Each write as SQL. All of them run on the writer's thread, inside its transaction.
+//! Each write as SQL. All of them run inside the transaction of their commit, each in a savepoint.
 
 use std::net::Ipv4Addr;
 
-use kiln_domain::{AddressPool, BuildSpec, Key, Lease, Phase, ProjectRecord, Timestamp, TokenHash};
-use rusqlite::{OptionalExtension as _, named_params};
+use kiln_domain::{AddressPool, BuildSpec, BuildTimes, Key, Lease, Phase, ProjectRecord, Timestamp, TokenHash};
+use rusqlite::{OptionalExtension as _, ToSql, named_params};
+use serde::Serialize;
 
 use super::StoreError;
+use super::commit::Writing;
 use super::events::{NewEvent, record};
-use super::rows::{self, millis, tier_name};
-use super::writer::Writing;
+use super::rows;
 
-/// The answer of [`super::Store::create_project`].
+/// The answer of [`super::Store::create_project`] and [`super::Store::adopt_project`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Created {
     pub record: ProjectRecord,
@@ -24,20 +25,49 @@ pub(super) fn create_project(
     pool: AddressPool,
     now: Timestamp,
 ) -> Result<Created, StoreError> {
-    let key = Key::of(&spec);
-    if let Some(record) = rows::project(writing.connection, &key)? {
-        if record.spec != spec {
-            return Err(StoreError::OtherIdentity { key, stored: Box::new(record.spec) });
-        }
+    if let Some(record) = of_this_identity(writing, &Key::of(&spec), &spec)? {
         return Ok(Created { record, new: false });
     }
-    let address = lowest_free_address(writing, pool)?;
-    let record = ProjectRecord::new(spec, address, now);
+    let record = ProjectRecord::new(spec, lowest_free_address(writing, pool)?, now);
+    insert_project(writing, &record)?;
+    Ok(Created { record, new: true })
+}
+
+pub(super) fn adopt_project(
+    writing: &mut Writing<'_>,
+    record: ProjectRecord,
+    pool: AddressPool,
+    event: Option<NewEvent>,
+) -> Result<Created, StoreError> {
+    let mut record = rows::check_key(record)?;
+    if let Some(record) = of_this_identity(writing, &record.key, &record.spec)? {
+        return Ok(Created { record, new: false });
+    }
+    if !pool.contains(record.address) || !is_free(writing, record.address)? {
+        record.address = lowest_free_address(writing, pool)?;
+    }
+    insert_project(writing, &record)?;
+    journal(writing, event)?;
+    Ok(Created { record, new: true })
+}
+
+/// The project with this key. K1: one of another identity is an error.
+fn of_this_identity(writing: &Writing<'_>, key: &Key, spec: &BuildSpec) -> Result<Option<ProjectRecord>, StoreError> {
+    let record = rows::project_as_stored(writing.connection, key)?;
+    match record {
+        Some(record) if record.spec != *spec => {
+            Err(StoreError::OtherIdentity { key: record.key, stored: Box::new(record.spec) })
+        }
+        record => Ok(record),
+    }
+}
+
+fn insert_project(writing: &Writing<'_>, record: &ProjectRecord) -> Result<(), StoreError> {
     let (phase, phase_reason) = phase_columns(&record.phase);
     let insert = "INSERT INTO projects (key, repo, name, target, arch, address, phase, phase_reason, generation,
-            incarnation, tier, idle_window_ms, volume_bytes, created, last_activity)
+            incarnation, settings, builds, created, last_activity)
         VALUES (:key, :repo, :name, :target, :arch, :address, :phase, :phase_reason, :generation,
-            :incarnation, :tier, :idle_window_ms, :volume_bytes, :created, :last_activity)";
+            :incarnation, :settings, :builds, :created, :last_activity)";
     writing
         .connection
         .prepare_cached(insert)
@@ -53,15 +83,23 @@ pub(super) fn create_project(
                 ":phase_reason": phase_reason,
                 ":generation": clamped(record.generation.get()),
                 ":incarnation": record.incarnation,
-                ":tier": tier_name(record.settings.tier),
-                ":idle_window_ms": record.settings.idle_window.map(millis),
-                ":volume_bytes": record.settings.volume_bytes.map(clamped),
+                ":settings": json(&record.settings)?,
+                ":builds": json(&record.builds)?,
                 ":created": record.created.as_millis(),
                 ":last_activity": record.last_activity.as_millis(),
             })
         })
-        .map_err(StoreError::sqlite("add the project"))?;
-    Ok(Created { record, new: true })
+        .map(drop)
+        .map_err(StoreError::sqlite("add the project"))
+}
+
+fn is_free(writing: &Writing<'_>, address: Ipv4Addr) -> Result<bool, StoreError> {
+    writing
+        .connection
+        .prepare_cached("SELECT 1 FROM projects WHERE address = ?1")
+        .and_then(|mut statement| statement.exists([address.to_bits()]))
+        .map(|taken| !taken)
+        .map_err(StoreError::sqlite("look for a free address"))
 }
 
 /// The next one while the range is filled from below without holes, else the first hole.
@@ -103,8 +141,7 @@ pub(super) fn save_project(
 ) -> Result<(), StoreError> {
     let (phase, phase_reason) = phase_columns(&record.phase);
     let update = "UPDATE projects SET phase = :phase, phase_reason = :phase_reason, generation = :generation,
-            incarnation = :incarnation, tier = :tier, idle_window_ms = :idle_window_ms,
-            volume_bytes = :volume_bytes, last_activity = :last_activity
+            incarnation = :incarnation, settings = :settings, builds = :builds, last_activity = :last_activity
         WHERE key = :key";
     let changed = writing
         .connection
@@ -116,9 +153,8 @@ pub(super) fn save_project(
                 ":phase_reason": phase_reason,
                 ":generation": clamped(record.generation.get()),
                 ":incarnation": record.incarnation,
-                ":tier": tier_name(record.settings.tier),
-                ":idle_window_ms": record.settings.idle_window.map(millis),
-                ":volume_bytes": record.settings.volume_bytes.map(clamped),
+                ":settings": json(&record.settings)?,
+                ":builds": json(&record.builds)?,
                 ":last_activity": record.last_activity.as_millis(),
             })
         })
@@ -129,28 +165,67 @@ pub(super) fn save_project(
     journal(writing, event)
 }
 
+pub(super) fn remove_project(
+    writing: &mut Writing<'_>,
+    key: &Key,
+    event: Option<NewEvent>,
+) -> Result<bool, StoreError> {
+    let failed = StoreError::sqlite("remove the project");
+    let phase: Option<String> = writing
+        .connection
+        .prepare_cached("SELECT phase FROM projects WHERE key = ?1")
+        .and_then(|mut statement| statement.query_row([key.as_str()], |row| row.get(0)).optional())
+        .map_err(&failed)?;
+    match phase {
+        None => return Ok(false),
+        Some(phase) if phase == Phase::Removing.name() => {}
+        Some(phase) => return Err(StoreError::NotRemoving { key: key.clone(), phase }),
+    }
+    for delete in ["DELETE FROM leases WHERE key = ?1", "DELETE FROM projects WHERE key = ?1"] {
+        writing
+            .connection
+            .prepare_cached(delete)
+            .and_then(|mut statement| statement.execute([key.as_str()]))
+            .map_err(&failed)?;
+    }
+    journal(writing, event)?;
+    Ok(true)
+}
+
 pub(super) fn add_lease(
     writing: &mut Writing<'_>,
     key: &Key,
     lease: &Lease,
+    builds: &BuildTimes,
     event: Option<NewEvent>,
 ) -> Result<(), StoreError> {
-    if !touch(writing, key, lease.created)? {
+    if !touch(writing, key, lease.created, Some(builds))? {
         return Err(StoreError::UnknownProject { key: key.clone() });
     }
     writing
         .connection
-        .prepare_cached("INSERT INTO leases (token, key, created, renewed) VALUES (?1, ?2, ?3, ?4)")
+        .prepare_cached("INSERT INTO leases (token, key, created, renewed, expires) VALUES (?1, ?2, ?3, ?4, ?5)")
         .and_then(|mut statement| {
             statement.execute((
                 lease.token.as_str(),
                 key.as_str(),
                 lease.created.as_millis(),
                 lease.renewed.as_millis(),
+                lease.expires.as_millis(),
             ))
         })
         .map_err(StoreError::sqlite("add the lease"))?;
     journal(writing, event)
+}
+
+/// The end of a lease is fixed at its birth, and a renewal that comes late must not take back a later one.
+pub(super) fn renew_lease(writing: &Writing<'_>, token: &TokenHash, renewed: Timestamp) -> Result<bool, StoreError> {
+    writing
+        .connection
+        .prepare_cached("UPDATE leases SET renewed = max(renewed, ?2) WHERE token = ?1")
+        .and_then(|mut statement| statement.execute((token.as_str(), renewed.as_millis())))
+        .map(|changed| changed > 0)
+        .map_err(StoreError::sqlite("renew the lease"))
 }
 
 pub(super) fn remove_lease(
@@ -165,7 +240,7 @@ pub(super) fn remove_lease(
         .and_then(|mut statement| statement.query_row([token.as_str()], |row| row.get(0)).optional())
         .map_err(StoreError::sqlite("remove the lease"))?;
     let Some(key) = removed else { return Ok(false) };
-    touch(writing, &rows::key(key)?, now)?;
+    touch(writing, &rows::key(key)?, now, None)?;
     journal(writing, event)?;
     Ok(true)
 }
@@ -180,12 +255,45 @@ pub(super) fn forget_leases(writing: &mut Writing<'_>, tokens: &[TokenHash]) -> 
     Ok(forgotten)
 }
 
-/// Activity only ever moves forward: a late write must not close an idle window early. False: no such project.
-fn touch(writing: &Writing<'_>, key: &Key, at: Timestamp) -> Result<bool, StoreError> {
+/// A change of one row, which has to reach the disk like any other.
+pub(super) fn ping(writing: &Writing<'_>) -> Result<(), StoreError> {
+    let sql = "INSERT INTO notes (name, value) VALUES ('pings', 1)
+        ON CONFLICT (name) DO UPDATE SET value = (value + 1) & 0xffffffff";
     writing
         .connection
-        .prepare_cached("UPDATE projects SET last_activity = max(last_activity, ?2) WHERE key = ?1")
-        .and_then(|mut statement| statement.execute((key.as_str(), at.as_millis())))
+        .prepare_cached(sql)
+        .and_then(|mut statement| statement.execute([]))
+        .map(drop)
+        .map_err(StoreError::sqlite("write to the database"))
+}
+
+/// That the projects of the host are in this database.
+pub(super) const REBUILT: &str = "rebuilt";
+
+pub(super) fn rebuilt(writing: &mut Writing<'_>, event: Option<NewEvent>) -> Result<(), StoreError> {
+    writing
+        .connection
+        .prepare_cached("INSERT INTO notes (name, value) VALUES (?1, 1) ON CONFLICT (name) DO UPDATE SET value = 1")
+        .and_then(|mut statement| statement.execute([REBUILT]))
+        .map_err(StoreError::sqlite("note that the database is complete"))?;
+    journal(writing, event)
+}
+
+/// Activity only ever moves forward: a late write must not close an idle window early. False: no such project.
+fn touch(writing: &Writing<'_>, key: &Key, at: Timestamp, builds: Option<&BuildTimes>) -> Result<bool, StoreError> {
+    let update = match builds {
+        None => "UPDATE projects SET last_activity = max(last_activity, ?2) WHERE key = ?1",
+        Some(_) => "UPDATE projects SET last_activity = max(last_activity, ?2), builds = ?3 WHERE key = ?1",
+    };
+    let key = key.as_str();
+    let at = at.as_millis();
+    writing
+        .connection
+        .prepare_cached(update)
+        .and_then(|mut statement| match builds {
+            None => statement.execute((key, at)),
+            Some(builds) => statement.execute((key, at, json(builds)?)),
+        })
         .map(|changed| changed > 0)
         .map_err(StoreError::sqlite("note the project's activity"))
 }
@@ -199,6 +307,11 @@ fn phase_columns(phase: &Phase) -> (&'static str, Option<&str>) {
         Phase::Failed { reason } => (phase.name(), Some(reason)),
         _ => (phase.name(), None),
     }
+}
+
+/// None of the domain's types can fail to become JSON.
+fn json(value: &impl Serialize) -> rusqlite::Result<impl ToSql> {
+    serde_json::to_string(value).map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
 }
 
 /// SQLite's integers are signed; nobody has a volume of 8 EiB or that many starts.

@@ -79,6 +79,8 @@ pub struct Lease {
     pub created: Timestamp,
     /// Last time the client showed that it is there; equal to `created` until then.
     pub renewed: Timestamp,
+    /// The end of it, whatever its client does. Fixed at its birth: a policy that changes later changes later leases.
+    pub expires: Timestamp,
 }
 
 /// The two spans every lease obeys.
@@ -91,29 +93,40 @@ pub struct LeasePolicy {
 }
 
 impl Lease {
-    pub fn new(token: TokenHash, now: Timestamp) -> Self {
-        Self { token, created: now, renewed: now }
+    pub fn new(token: TokenHash, now: Timestamp, policy: &LeasePolicy) -> Self {
+        Self { token, created: now, renewed: now, expires: now.plus(policy.max_build_age) }
     }
 
     /// Whether this lease keeps its daemon up. `connected`: its project has an open data-plane connection.
     pub fn is_alive(&self, now: Timestamp, connected: bool, policy: &LeasePolicy) -> bool {
-        !self.is_expired(now, policy) && (connected || now.since(self.renewed) < policy.grace)
+        !self.is_expired(now) && (connected || now.since(self.renewed) < policy.grace)
     }
 
     /// Whether this lease can never count again and may be forgotten.
-    pub fn is_expired(&self, now: Timestamp, policy: &LeasePolicy) -> bool {
-        now >= self.expires(policy)
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        now >= self.expires
     }
 
-    /// The end of it, whatever its client does.
-    pub fn expires(&self, policy: &LeasePolicy) -> Timestamp {
-        self.created.plus(policy.max_build_age)
+    /// Its client is there: the grace starts anew, the end stays. False: it is too late for that.
+    pub fn renew(&mut self, now: Timestamp) -> bool {
+        let alive = !self.is_expired(now);
+        if alive {
+            self.renewed = now;
+        }
+        alive
     }
 
     /// When [`Lease::is_alive`] can next change by time alone.
     pub fn next_change(&self, now: Timestamp, policy: &LeasePolicy) -> Option<Timestamp> {
         let grace_ends = self.renewed.plus(policy.grace);
-        [grace_ends, self.expires(policy)].into_iter().filter(|at| *at > now).min()
+        [grace_ends, self.expires].into_iter().filter(|at| *at > now).min()
+    }
+
+    /// A clock that went back must not make a lease older than it can get: one from the future is from now.
+    pub fn clamp_to(&mut self, now: Timestamp, policy: &LeasePolicy) {
+        self.created = self.created.min(now);
+        self.renewed = self.renewed.min(now);
+        self.expires = self.expires.min(now.plus(policy.max_build_age));
     }
 }
 
@@ -129,7 +142,7 @@ mod tests {
     }
 
     fn lease() -> Lease {
-        Lease::new(LeaseToken::from_random([7; 8]).hash(), at(0))
+        Lease::new(LeaseToken::from_random([7; 8]).hash(), at(0), &POLICY)
     }
 
     #[test]
@@ -162,9 +175,35 @@ mod tests {
 
     #[test]
     fn renewing_moves_the_grace_and_not_the_end() {
-        let renewed = Lease { renewed: at(7000), ..lease() };
+        let mut renewed = lease();
+        assert!(renewed.renew(at(7000)));
         assert!(renewed.is_alive(at(7199), false, &POLICY));
         assert!(!renewed.is_alive(at(7200), false, &POLICY));
+    }
+
+    #[test]
+    fn nothing_is_renewed_after_its_end() {
+        let mut lease = lease();
+        assert!(!lease.renew(at(7200)));
+        assert_eq!(lease, self::lease());
+    }
+
+    #[test]
+    fn a_longer_policy_does_not_prolong_what_there_is() {
+        let longer = LeasePolicy { max_build_age: Duration::from_secs(1 << 20), ..POLICY };
+        assert!(!lease().is_alive(at(7200), true, &longer));
+    }
+
+    #[test]
+    fn a_clock_that_went_back_a_year_leaves_a_lease_its_longest_life_and_no_more() {
+        let mut lease = Lease::new(LeaseToken::from_random([7; 8]).hash(), at(31_536_000), &POLICY);
+        lease.clamp_to(at(0), &POLICY);
+        assert!(lease.is_alive(at(599), false, &POLICY) && !lease.is_alive(at(600), false, &POLICY));
+        assert!(!lease.is_alive(at(7200), true, &POLICY));
+        let before = self::lease();
+        lease = before.clone();
+        lease.clamp_to(at(10), &POLICY);
+        assert_eq!(lease, before, "one from the past stays as it is");
     }
 
     #[test]

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::net::Ipv4Addr;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::builds::BuildTimes;
 use crate::key::Key;
+use crate::settings::Settings;
 use crate::spec::BuildSpec;
 use crate::time::Timestamp;
 
@@ -44,10 +45,16 @@ pub enum Phase {
     Starting,
     /// The daemon answers.
     Warm,
-    /// The daemon is being stopped; a build that comes now waits for the next start.
+    /// No build runs, and the daemon is being stopped; a build that comes now cancels that or waits for the next start.
     Draining,
+    /// No build runs, and the daemon is being replaced: by one of the current image, settings or certificates, or because
+    /// it is wedged. It comes up again.
+    Rolling,
     /// Stopped. The cache is there and costs only disk.
     Idle,
+    /// An admin asked for its removal: instance and certificates go, the cache goes to the trash. There is no way back
+    /// but `kiln trash restore`.
+    Removing,
     /// The last step failed. The next request tries again.
     Failed { reason: String },
 }
@@ -60,12 +67,14 @@ impl Phase {
             Self::Starting => "starting",
             Self::Warm => "warm",
             Self::Draining => "draining",
+            Self::Rolling => "rolling",
             Self::Idle => "idle",
+            Self::Removing => "removing",
             Self::Failed { .. } => "failed",
         }
     }
 
-    /// Whether a worker must look at the project again after a restart of Kiln: something runs or was under way.
+    /// Whether nothing runs and nothing was under way, so that no worker need look at it after a restart of Kiln.
     pub const fn is_quiet(&self) -> bool {
         matches!(self, Self::Absent | Self::Idle)
     }
@@ -80,26 +89,6 @@ impl fmt::Display for Phase {
     }
 }
 
-/// How eagerly a project's daemon is kept up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Tier {
-    /// Stopped when its idle window has passed.
-    #[default]
-    Warm,
-    /// Never stopped for being idle, and started again when it died.
-    Hot,
-}
-
-/// What an admin can set for one project; `None` takes the host's default.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Settings {
-    pub tier: Tier,
-    pub idle_window: Option<Duration>,
-    pub volume_bytes: Option<u64>,
-}
-
 /// Everything the store keeps of a project, its leases apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProjectRecord {
@@ -112,7 +101,10 @@ pub struct ProjectRecord {
     pub generation: Generation,
     /// Which run of the instance the generation stands for, in the runtime's own words.
     pub incarnation: Option<String>,
+    /// What was set for this project alone.
     pub settings: Settings,
+    /// When its latest builds began.
+    pub builds: BuildTimes,
     pub created: Timestamp,
     /// Last route, prewarm, completion or end of a connection: where the idle window starts.
     pub last_activity: Timestamp,
@@ -128,6 +120,7 @@ impl ProjectRecord {
             generation: Generation::NONE,
             incarnation: None,
             settings: Settings::default(),
+            builds: BuildTimes::default(),
             created: now,
             last_activity: now,
         }

@@ -42,6 +42,23 @@ impl fmt::Display for Timestamp {
     }
 }
 
+/// A span for people: its largest unit and the next, "2 h 30 min", "15 min", "4 s", "120 ms".
+pub fn span(span: Duration) -> String {
+    let seconds = span.as_secs();
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    let pair = |large: u64, unit: &str, small: u64, smaller: &str| match small {
+        0 => format!("{large} {unit}"),
+        _ => format!("{large} {unit} {small} {smaller}"),
+    };
+    match (days, hours, minutes, seconds) {
+        (1.., ..) => pair(days, "d", hours, "h"),
+        (0, 1.., ..) => pair(hours, "h", minutes, "min"),
+        (0, 0, 1.., _) => pair(minutes, "min", seconds % 60, "s"),
+        (0, 0, 0, 1..) => format!("{seconds} s"),
+        _ => format!("{} ms", span.as_millis()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,5 +73,15 @@ mod tests {
     #[test]
     fn the_end_of_time_is_an_end() {
         assert_eq!(Timestamp::from_millis(i64::MAX - 1).plus(Duration::MAX).as_millis(), i64::MAX);
+    }
+
+    #[test]
+    fn spans_for_people() {
+        let shown = |seconds| span(Duration::from_secs(seconds));
+        assert_eq!(
+            [shown(1), shown(60), shown(61), shown(9000), shown(86_400)],
+            ["1 s", "1 min", "1 min 1 s", "2 h 30 min", "1 d"]
+        );
+        assert_eq!(span(Duration::from_millis(120)), "120 ms");
     }
 }

@@ -8,7 +8,7 @@ use crate::store::NewEvent;
 
 async fn record(server: &Server, text: &str) -> i64 {
     let key = view().key.parse().ok();
-    let event = NewEvent { at: Timestamp::from_millis(1_700_000_000_123), key, kind: "test", text: text.to_owned() };
+    let event = NewEvent::new(Timestamp::from_millis(1_700_000_000_123), key.as_ref(), "test", text);
     server.store.record(event).await.expect("is written")
 }
 
@@ -24,12 +24,7 @@ fn parse(text: &str) -> Vec<EventView> {
 async fn the_journal_is_read_to_its_end() {
     let server = Server::start().await;
     for number in 1..=1200 {
-        drop(server.store.record(NewEvent {
-            at: Timestamp::EPOCH,
-            key: None,
-            kind: "many",
-            text: format!("{number}"),
-        }));
+        drop(server.store.record(NewEvent::new(Timestamp::EPOCH, None, "many", format!("{number}"))));
     }
     record(&server, "the last").await;
     let answer = server.get("/v1/events?follow=false").await;
@@ -81,7 +76,7 @@ async fn a_follower_gets_what_it_missed_and_what_comes() {
     until("\"three\"", &mut seen).await;
     // More than the broadcast holds, at once: the follower lags and reads the journal.
     for number in 4..=3000 {
-        let event = NewEvent { at: Timestamp::EPOCH, key: None, kind: "burst", text: format!("<{number}>") };
+        let event = NewEvent::new(Timestamp::EPOCH, None, "burst", format!("<{number}>"));
         while server.store.record(event.clone()).await.is_err() {}
     }
     until("<3000>", &mut seen).await;
@@ -112,7 +107,7 @@ async fn a_project_s_own_events() {
     let (ours, other) = (key("pbcce5b6205652dd7"), key("p1141ac10afcdcc14"));
     for number in 0..1200 {
         let of = if number % 2 == 0 { Some(other.clone()) } else { None };
-        drop(server.store.record(NewEvent { at: Timestamp::EPOCH, key: of, kind: "many", text: String::new() }));
+        drop(server.store.record(NewEvent::new(Timestamp::EPOCH, of.as_ref(), "many", "")));
     }
     let id = record(&server, "the only one").await;
     let query = format!("follow=false&key={ours}");
@@ -126,7 +121,7 @@ async fn a_project_s_own_events() {
     let request = format!("GET /v1/events?key={ours} HTTP/1.1\r\nHost: x\r\n\r\n");
     stream.write_all(request.as_bytes()).await.expect("sends");
     stream.read_exact(&mut [0; 15]).await.expect("is answered");
-    drop(server.store.record(NewEvent { at: Timestamp::EPOCH, key: Some(other), kind: "no", text: String::new() }));
+    drop(server.store.record(NewEvent::new(Timestamp::EPOCH, Some(&other), "no", "")));
     record(&server, "live").await;
     let mut seen = String::new();
     let reading = async {

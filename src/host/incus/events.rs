@@ -1,10 +1,12 @@
-//! Lifecycle events over Incus's websocket: hints that something changed, sent on to whoever listens.
+//! Lifecycle events over Incus's websocket: hints that something changed, sent on to whoever listens. Another image is a
+//! change to every instance.
 //!
 //! The connection is made again for as long as the runtime lives. Each new one begins with [`InstanceEvent::Missed`],
 //! since nobody knows what happened before it.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use kiln_domain::Key;
@@ -14,6 +16,7 @@ use tokio::sync::broadcast;
 use tokio_tungstenite::tungstenite::Message;
 
 use super::client::instance_of;
+use super::image::Alias;
 use crate::host::InstanceEvent;
 
 /// First and longest pause before the next attempt; it doubles in between.
@@ -36,10 +39,18 @@ struct Lifecycle {
 }
 
 /// Never returns; to be aborted with the runtime.
-pub(crate) async fn follow(socket: PathBuf, project: String, sender: broadcast::Sender<InstanceEvent>) {
+pub(super) async fn follow(
+    socket: PathBuf,
+    project: String,
+    image: Arc<Alias>,
+    sender: broadcast::Sender<InstanceEvent>,
+) {
     let mut pause = PAUSE;
     loop {
-        match listen(&socket, &project, &sender).await {
+        let began = Instant::now();
+        match listen(&socket, &project, &image, &sender).await {
+            // One that is closed as soon as it stands is no better than none.
+            Ok(()) if began.elapsed() < LONGEST_PAUSE => tracing::debug!("Incus closed its event stream at once"),
             Ok(()) => {
                 tracing::info!("Incus closed its event stream; connecting again");
                 pause = PAUSE;
@@ -55,6 +66,7 @@ pub(crate) async fn follow(socket: PathBuf, project: String, sender: broadcast::
 async fn listen(
     socket: &Path,
     project: &str,
+    image: &Alias,
     sender: &broadcast::Sender<InstanceEvent>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let handshake = async {
@@ -64,6 +76,7 @@ async fn listen(
         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(events)
     };
     let mut events = tokio::time::timeout(HANDSHAKE, handshake).await??;
+    image.forget();
     // Nobody listening is no error.
     let _ = sender.send(InstanceEvent::Missed);
     while let Some(message) = events.next().await {
@@ -73,25 +86,42 @@ async fn listen(
             Ok(Message::Close(_)) | Err(_) => return Ok(()),
             Ok(_) => None,
         };
-        if let Some(key) = event {
-            let _ = sender.send(InstanceEvent::Changed(key));
-        }
+        let event = match event {
+            Some(Heard::Instance(key)) => InstanceEvent::Changed(key),
+            Some(Heard::Image) => {
+                image.forget();
+                InstanceEvent::Missed
+            }
+            None => continue,
+        };
+        let _ = sender.send(event);
     }
     Ok(())
 }
 
-/// The key of the instance that something happened to; nothing for what does not change whether it runs or exists.
-fn understand(message: &[u8]) -> Option<Key> {
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    /// Something happened to the instance of this key.
+    Instance(Key),
+    /// An alias names another image, or none.
+    Image,
+}
+
+/// Nothing for what changes neither whether an instance runs or exists, nor what it should be made from.
+fn understand(message: &[u8]) -> Option<Heard> {
     const CHANGES: [&str; 8] =
         ["created", "deleted", "started", "stopped", "shutdown", "restarted", "paused", "resumed"];
     let event: Event = serde_json::from_slice(message).ok()?;
+    if event.metadata.action.starts_with("image-alias-") {
+        return Some(Heard::Image);
+    }
     let change = event.metadata.action.strip_prefix("instance-")?;
     if !CHANGES.contains(&change) {
         return None;
     }
     let name = instance_of(&event.metadata.source)?;
     let key: Key = name.strip_prefix("buildkitd-")?.parse().ok()?;
-    Some(key)
+    Some(Heard::Instance(key))
 }
 
 #[cfg(test)]
@@ -102,13 +132,15 @@ mod tests {
     fn only_changes_of_our_instances_are_heard() {
         let of = |action: &str, source: &str| {
             let text = serde_json::json!({"type": "lifecycle", "metadata": {"action": action, "source": source}});
-            understand(text.to_string().as_bytes()).map(String::from)
+            understand(text.to_string().as_bytes())
         };
+        let key: Key = "pbcce5b6205652dd7".parse().expect("a key");
         let ours = "/1.0/instances/buildkitd-pbcce5b6205652dd7?project=kiln";
-        assert_eq!(of("instance-shutdown", ours).as_deref(), Some("pbcce5b6205652dd7"));
-        assert_eq!(of("instance-started", ours).as_deref(), Some("pbcce5b6205652dd7"));
+        assert_eq!(of("instance-shutdown", ours), Some(Heard::Instance(key.clone())));
+        assert_eq!(of("instance-started", ours), Some(Heard::Instance(key)));
         assert_eq!(of("instance-exec", ours), None);
         assert_eq!(of("image-created", "/1.0/images/x"), None);
+        assert_eq!(of("image-alias-updated", "/1.0/images/aliases/kiln?project=kiln"), Some(Heard::Image));
         assert_eq!(of("instance-started", "/1.0/instances/web?project=kiln"), None);
         assert_eq!(understand(b"{\"metadata\": 7}"), None);
         assert_eq!(understand(b"not json"), None);

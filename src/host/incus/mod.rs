@@ -10,6 +10,7 @@
 //! Promises beyond the trait's:
 //! * An instance that is down and differs from its spec is [`InstanceState::HalfMade`] and is never started. One that
 //!   runs is `Running` whatever differs: a build may be going on, and a difference can wait until it is quiet.
+//! * One that is only older (its image, its limits, its name servers, its pool) may be started, and says so.
 //! * How far it may reach is in force, and verified, before it starts ([`super::network`]).
 //! * Incus being away (it restarts in a minute) is [`RuntimeError::Unavailable`]; instances live on meanwhile.
 //! * Everything is in an Incus project of our own, with its own images and profiles, restricted to unprivileged
@@ -26,25 +27,29 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use kiln_domain::Key;
 use reqwest::Method;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{OnceCell, broadcast};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::network::{Network, NetworkError};
-use super::{InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
+use super::{Change, FoundInstance, InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
 use crate::causes::in_one_line;
-use client::{ApiError, Client, status};
+use client::{ApiError, Bounds, Client, status};
+use image::Alias;
 use wanted::Found;
 
 pub(crate) mod client;
 mod events;
 mod guard;
+mod image;
 mod prepare;
 mod wanted;
 mod words;
 
+#[cfg(test)]
+mod hostile_tests;
 #[cfg(test)]
 mod real_tests;
 
@@ -87,6 +92,7 @@ pub struct IncusRuntime {
     config: IncusConfig,
     client: Client,
     network: Arc<Network>,
+    image: Arc<Alias>,
     /// Set once the project is there and the table is in force.
     prepared: Arc<OnceCell<()>>,
     events: broadcast::Sender<InstanceEvent>,
@@ -97,16 +103,22 @@ impl IncusRuntime {
     /// Connects when first needed, so that Kiln can start while Incus is away; events are followed from now on.
     /// Must be called within a tokio runtime.
     pub fn new(config: IncusConfig, network: Arc<Network>) -> Result<Self, RuntimeError> {
+        Self::with_bounds(config, network, Bounds::default())
+    }
+
+    fn with_bounds(config: IncusConfig, network: Arc<Network>, bounds: Bounds) -> Result<Self, RuntimeError> {
         prepare::check_names(&config)?;
-        let client =
-            Client::new(&config.socket, &config.project).map_err(|e| failure("connect to", &config.project, e))?;
+        let client = Client::with_bounds(&config.socket, &config.project, bounds)
+            .map_err(|e| failure("connect to", &config.project, e))?;
         let (events, _) = broadcast::channel(EVENTS);
-        let follower = events::follow(config.socket.clone(), config.project.clone(), events.clone());
+        let image = Arc::new(Alias::new(client.clone(), &config.image));
+        let follower =
+            events::follow(config.socket.clone(), config.project.clone(), Arc::clone(&image), events.clone());
         let follower = AbortOnDropHandle::new(tokio::spawn(follower));
         let prepared = Arc::new(OnceCell::new());
         let guard = guard::stand(client.clone(), Arc::clone(&network), Arc::clone(&prepared));
         let tasks = [follower, AbortOnDropHandle::new(tokio::spawn(guard))];
-        Ok(Self { config, client, network, prepared, events, _tasks: tasks })
+        Ok(Self { config, client, network, image, prepared, events, _tasks: tasks })
     }
 
     /// As [`IncusRuntime::new`], and says at once if Incus lacks something.
@@ -125,38 +137,52 @@ impl IncusRuntime {
         self.prepared.get_or_try_init(|| preparing).await.copied()
     }
 
-    async fn find(&self, spec: &InstanceSpec) -> Result<Option<Found>, RuntimeError> {
-        match self.client.get(&path_of(spec)).await {
-            Ok(found) => Ok(Some(found)),
+    async fn find(&self, operation: &'static str, name: &str) -> Result<Option<Found>, RuntimeError> {
+        let path = path_of(name);
+        match self.client.get::<Found>(&path).await {
+            Ok(found) if found.name == name => Ok(Some(found)),
+            Ok(found) => {
+                let what = client::presentable(&format!("the instance {}", found.name));
+                Err(failure(operation, name, ApiError::Garbled { path, what }))
+            }
             Err(ApiError::NotFound(_)) => Ok(None),
-            Err(error) => Err(failure("look at", &spec.key.daemon_name(), error)),
+            Err(error) => Err(failure(operation, name, error)),
         }
     }
 
-    fn state_of(&self, found: &Found, spec: &InstanceSpec) -> Result<InstanceState, RuntimeError> {
-        if is_up(found.status_code) {
-            return Ok(InstanceState::Running { incarnation: found.last_used_at.clone() });
-        }
+    async fn state_of(&self, found: &Found, spec: &InstanceSpec) -> Result<InstanceState, RuntimeError> {
+        let up = is_up(found.status_code);
         // A frozen one is as good as stopped: starting it thaws it.
-        if !matches!(found.status_code, status::STOPPED | status::STARTING | status::FROZEN | status::FREEZING) {
+        let down = matches!(found.status_code, status::STOPPED | status::STARTING | status::FROZEN | status::FREEZING);
+        if !up && !down {
             let remedy = format!("see what `incus info {} --project {}` says", found.name, self.config.project);
-            let why = format!("it reports {} as {:?} (code {})", found.name, found.status, found.status_code);
+            let said = client::presentable(&found.status);
+            let why = format!("it reports {} as {said:?} (code {})", found.name, found.status_code);
             return Err(RuntimeError::Unavailable { runtime: NAME, why, remedy });
         }
-        match found.difference(spec, &self.config) {
-            Some(why) => Ok(InstanceState::HalfMade { why }),
-            None => Ok(InstanceState::Stopped),
+        if up && found.last_used_at.is_empty() {
+            let what = "an instance that runs and was never started".to_owned();
+            return Err(failure("look at", &found.name, ApiError::Garbled { path: path_of(&found.name), what }));
         }
+        let mut compared = found.compare(spec, &self.config, self.image.fingerprint().await.as_deref());
+        Ok(match compared.wrong {
+            wrong if up => {
+                compared.outdated.extend(wrong.map(|_| Change::Make));
+                InstanceState::Running { incarnation: found.last_used_at.clone(), outdated: compared.outdated }
+            }
+            Some(why) => InstanceState::HalfMade { why },
+            None => InstanceState::Stopped { outdated: compared.outdated },
+        })
     }
 
-    async fn put_state(&self, spec: &InstanceSpec, body: Value, patience: Duration) -> Result<(), ApiError> {
-        let path = format!("{}/state", path_of(spec));
+    async fn put_state(&self, name: &str, body: Value, patience: Duration) -> Result<(), ApiError> {
+        let path = format!("{}/state", path_of(name));
         self.client.operate(Method::PUT, &path, Some(&body), patience).await.map(drop)
     }
 
     /// Does something that Incus refuses while it does something else to the same instance: if it refuses, waits for the
     /// other work and tries once more.
-    async fn settled<F, T>(&self, spec: &InstanceSpec, patience: Duration, act: impl Fn() -> F) -> Result<T, ApiError>
+    async fn settled<F, T>(&self, name: &str, patience: Duration, act: impl Fn() -> F) -> Result<T, ApiError>
     where
         F: Future<Output = Result<T, ApiError>>,
     {
@@ -164,8 +190,8 @@ impl IncusRuntime {
             Err(refusal @ ApiError::Refused { .. }) => refusal,
             other => return other,
         };
-        let Some(other) = self.client.underway(&spec.key.daemon_name()).await? else { return Err(refusal) };
-        let waited_for = format!("Incus's operation {:?}", other.description);
+        let Some(other) = self.client.underway(name).await? else { return Err(refusal) };
+        let waited_for = client::presentable(&format!("Incus's operation {}", other.description));
         match self.client.wait(&other.id, &waited_for, patience).await {
             // However it ended, and also if it is gone already: what counts is how things are now.
             Ok(_) | Err(ApiError::Refused { .. } | ApiError::NotFound(_)) => act().await,
@@ -186,15 +212,17 @@ impl Runtime for IncusRuntime {
 
     async fn look(&self, spec: &InstanceSpec) -> Result<InstanceState, RuntimeError> {
         self.prepared().await?;
-        match self.find(spec).await? {
+        match self.find("look at", &spec.key.daemon_name()).await? {
             None => Ok(InstanceState::Absent),
-            Some(found) => self.state_of(&found, spec),
+            Some(found) => self.state_of(&found, spec).await,
         }
     }
 
-    async fn list(&self) -> Result<Vec<Key>, RuntimeError> {
+    async fn found(&self) -> Result<Vec<FoundInstance>, RuntimeError> {
         self.prepared().await?;
-        Ok(guard::all(&self.client).await?.iter().filter_map(Found::key).collect())
+        let mut all: Vec<_> = guard::all(&self.client).await?.into_iter().map(describe).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
     }
 
     async fn create(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
@@ -202,16 +230,18 @@ impl Runtime for IncusRuntime {
         let name = spec.key.daemon_name();
         let body = wanted::creation(spec, &self.config);
         let act = || self.client.operate(Method::POST, "/1.0/instances", Some(&body), CREATE);
-        let refusal = match self.settled(spec, CREATE, act).await {
+        let refusal = match self.settled(&name, CREATE, act).await {
             Ok(_) => return Ok(()),
-            Err(error @ (ApiError::Refused { .. } | ApiError::NotFound(_))) => error,
+            Err(error @ (ApiError::Refused { .. } | ApiError::NotFound(_) | ApiError::Lost { .. })) => error,
             Err(error) => return Err(failure("create", &name, error)),
         };
         // Whether it was refused because there is one cannot be told from the answer; looking tells.
         let why = match self.look(spec).await? {
-            InstanceState::Stopped | InstanceState::Running { .. } => return Ok(()),
+            InstanceState::Running { .. } => return Ok(()),
+            InstanceState::Stopped { outdated } if outdated.is_empty() => return Ok(()),
+            InstanceState::Stopped { outdated } => format!("one exists that is older in {}", in_words(&outdated)),
             InstanceState::HalfMade { why } => format!("one exists that differs: {why}"),
-            InstanceState::Absent => self.explain(refusal).await,
+            InstanceState::Absent => return Err(self.explain("create", &name, refusal).await),
         };
         Err(RuntimeError::Refused { operation: "create", instance: name, why })
     }
@@ -220,13 +250,13 @@ impl Runtime for IncusRuntime {
         let name = spec.key.daemon_name();
         let refused = |why: String| RuntimeError::Refused { operation: "start", instance: name.clone(), why };
         match self.look(spec).await? {
-            InstanceState::Running { incarnation } => return Ok(incarnation),
+            InstanceState::Running { incarnation, .. } => return Ok(incarnation),
             InstanceState::Absent => return Err(refused("there is none".to_owned())),
             InstanceState::HalfMade { why } => return Err(refused(why)),
-            InstanceState::Stopped => {}
+            InstanceState::Stopped { .. } => {}
         }
         // What the console kept of an earlier life is not this one's last words.
-        let path = path_of(spec);
+        let path = path_of(&name);
         let admission = guard::admit(&self.network, &spec.key, *spec.address.ip());
         let (admitted, ()) = tokio::join!(admission, words::forget(&self.client, &path));
         admitted?;
@@ -235,7 +265,7 @@ impl Runtime for IncusRuntime {
             outcome = self.try_start(spec).await;
         }
         match (self.look(spec).await?, outcome) {
-            (InstanceState::Running { incarnation }, _) => Ok(incarnation),
+            (InstanceState::Running { incarnation, .. }, _) => Ok(incarnation),
             (_, Err(error)) => Err(failure("start", &name, error)),
             (_, Ok(())) => {
                 let log = self.last_words(spec).await;
@@ -253,7 +283,7 @@ impl Runtime for IncusRuntime {
         if let StopBound::Graceful(drain) = bound {
             let body = json!({"action": "stop", "timeout": drain.as_secs().max(1), "force": false});
             let begun = Instant::now();
-            let outcome = self.put_state(spec, body, drain + STOP_OVERHEAD).await;
+            let outcome = self.put_state(&name, body, drain + STOP_OVERHEAD).await;
             if let Err(error) = outcome {
                 tracing::debug!(instance = name, %error, after = ?begun.elapsed(), "no graceful stop");
             }
@@ -261,8 +291,8 @@ impl Runtime for IncusRuntime {
                 return Ok(());
             }
         }
-        let act = || self.put_state(spec, json!({"action": "stop", "force": true}), FORCE);
-        let outcome = self.settled(spec, FORCE, act).await;
+        let act = || self.put_state(&name, json!({"action": "stop", "force": true}), FORCE);
+        let outcome = self.settled(&name, FORCE, act).await;
         match (self.goes_down(spec).await?, outcome) {
             (true, _) => Ok(()),
             (false, Err(error)) => Err(failure("stop", &name, error)),
@@ -274,20 +304,31 @@ impl Runtime for IncusRuntime {
     }
 
     async fn destroy(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
-        if self.find(spec).await?.is_some_and(|found| is_up(found.status_code)) {
-            let why = "it runs; stop it first".to_owned();
-            return Err(RuntimeError::Refused { operation: "destroy", instance: spec.key.daemon_name(), why });
+        self.delete(&spec.key.daemon_name()).await
+    }
+
+    async fn destroy_found(&self, name: &str) -> Result<(), RuntimeError> {
+        // It becomes part of a URL. Incus itself allows no others.
+        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
+            let why = "no instance has such a name".to_owned();
+            return Err(RuntimeError::Refused { operation: "destroy", instance: format!("{name:?}"), why });
         }
-        let path = path_of(spec);
-        let act = || self.client.operate(Method::DELETE, &path, None, DELETE);
-        match self.settled(spec, DELETE, act).await {
-            Ok(_) | Err(ApiError::NotFound(_)) => Ok(()),
-            Err(error) => Err(failure("destroy", &spec.key.daemon_name(), error)),
+        self.prepared().await?;
+        self.delete(name).await
+    }
+
+    async fn cpu_time(&self, spec: &InstanceSpec) -> Result<Option<Duration>, RuntimeError> {
+        self.prepared().await?;
+        let name = spec.key.daemon_name();
+        match self.client.get::<Usage>(&format!("{}/state", path_of(&name))).await {
+            Ok(usage) => Ok(usage.cpu_time()),
+            Err(ApiError::NotFound(_)) => Ok(None),
+            Err(error) => Err(failure("measure", &name, error)),
         }
     }
 
     async fn last_words(&self, spec: &InstanceSpec) -> String {
-        words::last(&self.client, &path_of(spec)).await
+        words::last(&self.client, &path_of(&spec.key.daemon_name())).await
     }
 
     fn events(&self) -> broadcast::Receiver<InstanceEvent> {
@@ -296,13 +337,29 @@ impl Runtime for IncusRuntime {
 }
 
 impl IncusRuntime {
+    async fn delete(&self, name: &str) -> Result<(), RuntimeError> {
+        const OPERATION: &str = "destroy";
+        if self.find(OPERATION, name).await?.is_some_and(|found| is_up(found.status_code)) {
+            let why = "it runs; stop it first".to_owned();
+            return Err(RuntimeError::Refused { operation: OPERATION, instance: name.to_owned(), why });
+        }
+        let path = path_of(name);
+        let act = || self.client.operate(Method::DELETE, &path, None, DELETE);
+        match self.settled(name, DELETE, act).await {
+            Ok(_) | Err(ApiError::NotFound(_)) => Ok(()),
+            Err(ApiError::Lost { .. }) if self.find(OPERATION, name).await?.is_none() => Ok(()),
+            Err(error) => Err(failure(OPERATION, name, error)),
+        }
+    }
+
     async fn try_start(&self, spec: &InstanceSpec) -> Result<(), ApiError> {
+        let name = spec.key.daemon_name();
         let act = || async {
-            let found: Found = self.client.get(&path_of(spec)).await?;
+            let found: Found = self.client.get(&path_of(&name)).await?;
             let action = if found.status_code == status::FROZEN { "unfreeze" } else { "start" };
-            self.put_state(spec, json!({"action": action, "timeout": START.as_secs()}), START).await
+            self.put_state(&name, json!({"action": action, "timeout": START.as_secs()}), START).await
         };
-        self.settled(spec, START, act).await
+        self.settled(&name, START, act).await
     }
 
     /// After a start that failed: whether it, or an earlier one, had left its interface behind, which is now gone.
@@ -317,7 +374,10 @@ impl IncusRuntime {
     }
 
     async fn is_down(&self, spec: &InstanceSpec) -> Result<bool, RuntimeError> {
-        Ok(self.find(spec).await?.is_none_or(|found| found.status_code == status::STOPPED))
+        Ok(self
+            .find("look at", &spec.key.daemon_name())
+            .await?
+            .is_none_or(|found| found.status_code == status::STOPPED))
     }
 
     /// Whether it is down, or is so in a moment: of one that is dying by itself Incus says in one breath that it runs and
@@ -333,15 +393,14 @@ impl IncusRuntime {
         }
     }
 
-    /// Why a creation was refused, with what to do where we know it.
-    async fn explain(&self, refusal: ApiError) -> String {
+    /// Why a creation came to nothing, with what to do where we know it.
+    async fn explain(&self, operation: &'static str, name: &str, error: ApiError) -> RuntimeError {
         let alias = format!("/1.0/images/aliases/{}", self.config.image);
-        match self.client.get::<Value>(&alias).await {
-            Err(ApiError::NotFound(_)) => {
-                format!("there is no image {:?}; run `kiln image build`", self.config.image)
-            }
-            _ => refusal.to_string(),
+        if matches!(self.client.get::<Value>(&alias).await, Err(ApiError::NotFound(_))) {
+            let why = format!("there is no image {:?}; run `kiln image build`", self.config.image);
+            return RuntimeError::Refused { operation, instance: name.to_owned(), why };
         }
+        failure(operation, name, error)
     }
 }
 
@@ -353,8 +412,40 @@ pub(crate) async fn ready(config: &IncusConfig) -> Result<Client, RuntimeError> 
     Ok(client)
 }
 
-fn path_of(spec: &InstanceSpec) -> String {
-    format!("/1.0/instances/{}", spec.key.daemon_name())
+fn path_of(name: &str) -> String {
+    format!("/1.0/instances/{name}")
+}
+
+fn describe(found: Found) -> FoundInstance {
+    let running =
+        is_up(found.status_code) || matches!(found.status_code, status::STARTING | status::FREEZING | status::FROZEN);
+    FoundInstance { key: found.key(), properties: found.properties(), running, name: found.name }
+}
+
+/// What Incus says of an instance at work.
+#[derive(Deserialize)]
+struct Usage {
+    status_code: u16,
+    #[serde(default)]
+    cpu: CpuUsage,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct CpuUsage {
+    /// Nanoseconds; not positive where Incus could not find out.
+    usage: i64,
+}
+
+impl Usage {
+    fn cpu_time(&self) -> Option<Duration> {
+        let used = u64::try_from(self.cpu.usage).ok().filter(|used| *used > 0)?;
+        is_up(self.status_code).then(|| Duration::from_nanos(used))
+    }
+}
+
+fn in_words(changes: &[Change]) -> String {
+    changes.iter().map(Change::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// One that is on its way down still holds its builds and its volume.
@@ -371,6 +462,17 @@ fn failure(operation: &'static str, instance: &str, error: ApiError) -> RuntimeE
             remedy:
                 "see that Incus is installed and runs (`systemctl status incus`), and that kilnd may use its socket"
                     .to_owned(),
+        },
+        ApiError::Lost { .. } => RuntimeError::Unavailable {
+            runtime: NAME,
+            why: error.to_string(),
+            remedy: "if it was not restarted, see `journalctl -u incus`".to_owned(),
+        },
+        // What it says of itself while it starts and while it ends.
+        ApiError::Refused { code: 503, .. } => RuntimeError::Unavailable {
+            runtime: NAME,
+            why: error.to_string(),
+            remedy: "wait until it has started, or see `journalctl -u incus`".to_owned(),
         },
         ApiError::Garbled { .. } => RuntimeError::Unavailable {
             runtime: NAME,

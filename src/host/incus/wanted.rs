@@ -8,12 +8,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::IncusConfig;
-use crate::host::InstanceSpec;
+use crate::host::{Change, InstanceSpec, Properties};
 
 type Map = BTreeMap<String, String>;
 
 /// Marks our instances and holds the project's identity (K5).
 pub(crate) const MARK: &str = "user.kiln.";
+/// Where Incus notes what an instance was made from.
+const BASE_IMAGE: &str = "volatile.base_image";
+const RESOLVERS: &str = "environment.KILN_RESOLVERS";
 
 /// As Incus lists it; the rest of its fields do not matter to us.
 #[derive(Debug, Clone, Deserialize)]
@@ -44,10 +47,39 @@ impl Found {
         self.devices.get("eth0")?.get("ipv4.address")?.parse().ok()
     }
 
-    /// The first difference from the spec that matters, if there is one.
-    pub(crate) fn difference(&self, spec: &InstanceSpec, incus: &IncusConfig) -> Option<String> {
+    /// What is different from what would be made now. `image` is the fingerprint that the alias names, where that is known.
+    pub(crate) fn compare(&self, spec: &InstanceSpec, incus: &IncusConfig, image: Option<&str>) -> Comparison {
+        let mut outdated = self.changes(spec, incus);
+        // One that was made from no image has none that could be older.
+        if let (Some(wanted), Some(found)) = (image, self.config.get(BASE_IMAGE)) {
+            outdated.extend((wanted != found).then_some(Change::Image));
+        }
+        outdated.sort();
+        Comparison { wrong: self.wrong(spec, incus), outdated }
+    }
+
+    /// What may be different in one that is started all the same.
+    fn changes(&self, spec: &InstanceSpec, incus: &IncusConfig) -> Vec<Change> {
         let wanted = config(spec, incus);
-        for (name, value) in &wanted {
+        let settings: Map = self.config.iter().filter(|(name, _)| !is_note(name)).map(own).collect();
+        let differs = |kind: Change| {
+            let of_kind = |map: &Map| map.iter().filter(|(name, _)| changeable(name) == Some(kind)).map(own).collect();
+            let (is, should): (Map, Map) = (of_kind(&settings), of_kind(&wanted));
+            is != should
+        };
+        let mut changes: Vec<_> =
+            [Change::Limits, Change::Resolvers].into_iter().filter(|kind| differs(*kind)).collect();
+        let root = devices(spec, incus).remove("root").unwrap_or_default();
+        if self.devices.get("root").is_some_and(|found| is_of_another_pool(found, &root)) {
+            changes.push(Change::Pool);
+        }
+        changes
+    }
+
+    /// The first difference with which it must not be started, if there is one.
+    fn wrong(&self, spec: &InstanceSpec, incus: &IncusConfig) -> Option<String> {
+        let wanted = config(spec, incus);
+        for (name, value) in wanted.iter().filter(|(name, _)| changeable(name).is_none()) {
             match self.config.get(name) {
                 Some(found) if found == value => {}
                 // Incus keeps no empty values.
@@ -57,14 +89,15 @@ impl Found {
             }
         }
         // Notes that Incus and people keep on it are fine; a setting that we do not make may open what we closed.
-        let note = |name: &str| ["volatile.", "image.", "user."].iter().any(|prefix| name.starts_with(prefix));
-        if let Some(name) = self.config.keys().find(|name| !note(name) && !wanted.contains_key(*name)) {
+        let strange = |name: &str| !is_note(name) && changeable(name).is_none() && !wanted.contains_key(name);
+        if let Some(name) = self.config.keys().find(|name| strange(name)) {
             return Some(format!("{name} is set and should not be"));
         }
         let devices_wanted = devices(spec, incus);
         for (name, device) in &devices_wanted {
             match self.devices.get(name) {
                 Some(found) if found == device => {}
+                Some(found) if name == "root" && is_of_another_pool(found, device) => {}
                 Some(_) => return Some(format!("its device {name} differs")),
                 None => return Some(format!("its device {name} is missing")),
             }
@@ -74,6 +107,44 @@ impl Found {
         }
         self.profiles.first().map(|profile| format!("it uses the profile {profile}"))
     }
+
+    pub(crate) fn properties(&self) -> Properties {
+        let ours = self.config.iter().filter_map(|(name, value)| Some((name.strip_prefix(MARK)?, value)));
+        ours.map(|(name, value)| (name.to_owned(), value.clone())).collect()
+    }
+}
+
+/// An instance beside its spec.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Comparison {
+    /// With this it must not be started.
+    pub(crate) wrong: Option<String>,
+    pub(crate) outdated: Vec<Change>,
+}
+
+/// What Incus and people write on an instance without its being another.
+fn is_note(name: &str) -> bool {
+    ["volatile.", "image.", "user."].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// What kind of change another value of a setting is, where it is one and no more.
+fn changeable(name: &str) -> Option<Change> {
+    match name {
+        RESOLVERS => Some(Change::Resolvers),
+        // These only: a limit that we never set may be somebody's way around one that we do.
+        "limits.memory" | "limits.cpu" | "limits.processes" => Some(Change::Limits),
+        _ => None,
+    }
+}
+
+/// Whether two root disks differ in their pools and in nothing else.
+fn is_of_another_pool(found: &Map, wanted: &Map) -> bool {
+    let rest = |device: &Map| device.iter().filter(|(name, _)| *name != "pool").map(own).collect::<Map>();
+    found.get("pool") != wanted.get("pool") && rest(found) == rest(wanted)
+}
+
+fn own((name, value): (&String, &String)) -> (String, String) {
+    (name.clone(), value.clone())
 }
 
 /// The one request that makes an instance: complete, and stopped.
@@ -102,7 +173,7 @@ fn config(spec: &InstanceSpec, incus: &IncusConfig) -> Map {
     set("boot.autostart", "false".to_owned());
     if !incus.resolvers.is_empty() {
         let resolvers: Vec<String> = incus.resolvers.iter().map(IpAddr::to_string).collect();
-        set("environment.KILN_RESOLVERS", resolvers.join(","));
+        set(RESOLVERS, resolvers.join(","));
     }
     if let Some(bytes) = spec.limits.memory_bytes {
         set("limits.memory", format!("{bytes}B"));
@@ -161,6 +232,8 @@ mod tests {
     use super::*;
     use crate::host::Limits;
 
+    const IMAGE: &str = "2f1c";
+
     fn incus() -> IncusConfig {
         let mut config = IncusConfig::new(PathBuf::from("/x"), "kiln".to_owned());
         config.resolvers = vec!["9.9.9.9".parse().expect("an address")];
@@ -182,23 +255,28 @@ mod tests {
         let mut made = creation(&spec(), &incus());
         made["status_code"] = json!(102);
         made["config"]["volatile.uuid"] = json!("x");
+        made["config"][BASE_IMAGE] = json!(IMAGE);
         made["config"]["image.os"] = json!("debian");
         serde_json::from_value(made).expect("an instance")
     }
 
+    fn compare(change: &dyn Fn(&mut Found)) -> Comparison {
+        let mut found = found();
+        change(&mut found);
+        found.compare(&spec(), &incus(), Some(IMAGE))
+    }
+
     #[test]
     fn what_was_made_is_what_was_wanted() {
-        assert_eq!(found().difference(&spec(), &incus()), None);
+        assert_eq!(compare(&|_| ()), Comparison { wrong: None, outdated: Vec::new() });
         assert_eq!(found().key(), Some(spec().key));
+        let carried = Map::from([("key".to_owned(), spec().key.to_string()), ("repo".to_owned(), "h/r".to_owned())]);
+        assert_eq!(found().properties(), carried);
     }
 
     #[test]
     fn everything_that_matters_is_compared() {
-        let differs = |change: &dyn Fn(&mut Found)| {
-            let mut found = found();
-            change(&mut found);
-            found.difference(&spec(), &incus()).unwrap_or_default()
-        };
+        let differs = |change: &dyn Fn(&mut Found)| compare(change).wrong.unwrap_or_default();
         assert!(differs(&|f| drop(f.devices.remove("cache"))).contains("cache is missing"));
         assert!(differs(&|f| drop(f.devices.remove("files"))).contains("files is missing"));
         assert!(differs(&|f| drop(f.devices.insert("sda".into(), Map::new()))).contains("sda that is not ours"));
@@ -210,9 +288,51 @@ mod tests {
             differs(&|f| drop(f.config.insert("security.privileged".into(), "true".into()))).contains("privileged")
         );
         assert!(differs(&|f| drop(f.config.insert("raw.lxc".into(), "x".into()))).contains("raw.lxc is set"));
-        assert!(differs(&|f| drop(f.config.remove("limits.memory"))).contains("limits.memory is not set"));
+        let allowance = |f: &mut Found| drop(f.config.insert("limits.cpu.allowance".into(), "10%".into()));
+        assert!(differs(&allowance).contains("limits.cpu.allowance is set"));
+        assert!(differs(&|f| drop(f.config.remove("user.kiln.repo"))).contains("user.kiln.repo is not set"));
+        let root = |f: &mut Found| {
+            f.devices.get_mut("root").map(|root| root.insert("size".into(), "1GiB".into()));
+        };
+        assert!(differs(&root).contains("root differs"));
         assert!(differs(&|f| f.profiles.push("default".into())).contains("profile default"));
         assert_eq!(differs(&|f| drop(f.config.insert("user.note".into(), "x".into()))), "");
+    }
+
+    #[test]
+    fn what_may_be_older_is_told_apart_from_what_is_wrong() {
+        let changes = |change: &dyn Fn(&mut Found)| {
+            let comparison = compare(change);
+            assert_eq!(comparison.wrong, None);
+            comparison.outdated
+        };
+        let set = |name: &'static str, value: &'static str| {
+            move |f: &mut Found| drop(f.config.insert(name.to_owned(), value.to_owned()))
+        };
+        assert_eq!(changes(&set("limits.memory", "5B")), [Change::Limits]);
+        assert_eq!(changes(&set("limits.processes", "7")), [Change::Limits], "a limit that is taken away");
+        assert_eq!(changes(&|f| drop(f.config.remove("limits.cpu"))), [Change::Limits]);
+        assert_eq!(changes(&set("environment.KILN_RESOLVERS", "1.1.1.1")), [Change::Resolvers]);
+        assert_eq!(changes(&|f| drop(f.config.remove("environment.KILN_RESOLVERS"))), [Change::Resolvers]);
+        let pool = |f: &mut Found| {
+            f.devices.get_mut("root").map(|root| root.insert("pool".into(), "old".into()));
+        };
+        assert_eq!(changes(&pool), [Change::Pool]);
+        let all = |f: &mut Found| {
+            pool(f);
+            set("volatile.base_image", "older")(f);
+            set("limits.cpu", "9")(f);
+        };
+        assert_eq!(changes(&all), [Change::Image, Change::Limits, Change::Pool]);
+    }
+
+    #[test]
+    fn an_image_that_is_not_known_is_not_older() {
+        let mut found = found();
+        assert_eq!(found.compare(&spec(), &incus(), None).outdated, []);
+        assert_eq!(found.compare(&spec(), &incus(), Some("newer")).outdated, [Change::Image]);
+        found.config.remove(BASE_IMAGE);
+        assert_eq!(found.compare(&spec(), &incus(), Some("newer")).outdated, []);
     }
 
     #[test]

@@ -2,17 +2,18 @@
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Component, Path};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use kiln_domain::Key;
 use rustix::io::Errno;
 use rustix::process::Signal;
 
 use super::proc::{self, Identity};
-use super::record::{Desk, RunFile, SpecFile};
+use super::record::{Desk, ProgramFile, RunFile, SpecFile};
 use super::{NAME, ProcessConfig, kill, log};
-use crate::host::{InstanceSpec, InstanceState, RuntimeError, files};
+use crate::host::{Change, FoundInstance, InstanceSpec, InstanceState, RuntimeError, files, occupancy};
 
 /// The instances below one directory.
 #[derive(Debug)]
@@ -27,25 +28,56 @@ pub(super) struct Started {
     pub anew: bool,
 }
 
+/// An instance on disk beside its spec.
+enum Comparison {
+    Same,
+    OtherLimits,
+    /// In a way that must not be started.
+    Differs(String),
+}
+
 impl Instances {
     pub(super) fn desk(&self, key: &Key) -> Desk {
         Desk::new(&self.config.run_dir, key)
     }
 
-    pub(super) fn list(&self) -> Result<Vec<Key>, RuntimeError> {
+    /// The names of everything in our directory.
+    fn entries(&self) -> Result<Vec<std::fs::DirEntry>, RuntimeError> {
         let directory = &self.config.run_dir;
-        let mut keys = Vec::new();
         let entries = std::fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-        for entry in entries.map_err(|source| RuntimeError::Io {
+        entries.map_err(|source| RuntimeError::Io {
             operation: "list",
             instance: "all instances".to_owned(),
             path: directory.display().to_string(),
             source,
-        })? {
-            keys.extend(entry.file_name().to_str().and_then(|name| name.parse::<Key>().ok()));
+        })
+    }
+
+    pub(super) fn keys(&self) -> Result<Vec<Key>, RuntimeError> {
+        let entries = self.entries()?;
+        Ok(entries.iter().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+    }
+
+    pub(super) fn found(&self) -> Result<Vec<FoundInstance>, RuntimeError> {
+        let mut all = Vec::new();
+        for entry in self.entries()? {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            // Nobody else writes here, so the name is our mark, unless what is in there belongs to another name.
+            let key = name.parse::<Key>().ok().filter(|_| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            let spec = key.as_ref().map(|key| files::read::<SpecFile>(&self.desk(key).spec()));
+            // A damaged one is ours all the same; looking at it says what is wrong.
+            let spec = spec.and_then(Result::ok).flatten();
+            let key = key.filter(|key| spec.as_ref().is_none_or(|spec| spec.key() == key));
+            let running = match &key {
+                // One that cannot be looked at must not hide the others, and is not to be removed.
+                Some(key) => self.daemon("look at", key).map_or(true, |daemon| daemon.is_some()),
+                None => false,
+            };
+            let properties = spec.map(SpecFile::into_properties).unwrap_or_default();
+            all.push(FoundInstance { name, key, properties, running });
         }
-        keys.sort();
-        Ok(keys)
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
     }
 
     pub(super) fn look(&self, spec: &InstanceSpec) -> Result<(InstanceState, Option<Identity>), RuntimeError> {
@@ -55,15 +87,36 @@ impl Instances {
             return Ok((InstanceState::Absent, None));
         }
         // A running daemon counts as running, whatever its files say: builds may be in it.
-        if let Some(daemon) = self.daemon(OPERATION, key)? {
+        if let Some((daemon, run)) = self.running(OPERATION, key)? {
             if let Err(error) = log::bound(&desk) {
                 tracing::debug!(%key, %error, "cannot bound a daemon's log");
             }
-            return Ok((InstanceState::Running { incarnation: daemon.incarnation() }, Some(daemon)));
+            let outdated = self.outdated(spec, &run);
+            return Ok((InstanceState::Running { incarnation: daemon.incarnation(), outdated }, Some(daemon)));
         }
-        let difference = self.difference(OPERATION, spec)?;
-        let state = difference.map_or(InstanceState::Stopped, |why| InstanceState::HalfMade { why });
+        let state = match self.compare(OPERATION, spec)? {
+            Comparison::Same => InstanceState::Stopped { outdated: Vec::new() },
+            Comparison::OtherLimits => InstanceState::Stopped { outdated: vec![Change::Limits] },
+            Comparison::Differs(why) => InstanceState::HalfMade { why },
+        };
         Ok((state, None))
+    }
+
+    /// In what a daemon that runs is older than what would be started now.
+    fn outdated(&self, spec: &InstanceSpec, run: &RunFile) -> Vec<Change> {
+        let mut outdated = Vec::new();
+        // What cannot be read now is not newer.
+        let replaced = || Some(ProgramFile::at(&self.config.buildkitd).ok()? != *run.file.as_ref()?);
+        if run.program != self.config.buildkitd || replaced().unwrap_or(false) {
+            outdated.push(Change::Program);
+        }
+        match self.compare("look at", spec) {
+            Ok(Comparison::Same) => {}
+            Ok(Comparison::OtherLimits) => outdated.push(Change::Limits),
+            Ok(Comparison::Differs(_)) => outdated.push(Change::Make),
+            Err(error) => tracing::debug!(key = %spec.key, %error, "what a daemon was made from cannot be read"),
+        }
+        outdated
     }
 
     pub(super) fn create(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
@@ -75,7 +128,11 @@ impl Instances {
             }
             _ => {}
         }
-        let Some(difference) = self.difference(OPERATION, spec)? else { return Ok(()) };
+        let difference = match self.compare(OPERATION, spec)? {
+            Comparison::Same => return Ok(()),
+            Comparison::OtherLimits => "its limits are others".to_owned(),
+            Comparison::Differs(difference) => difference,
+        };
         if self.daemon(OPERATION, key)?.is_some() {
             return Err(refused(OPERATION, key, format!("it runs as something else ({difference}); stop it first")));
         }
@@ -90,12 +147,15 @@ impl Instances {
         if let Some(daemon) = self.daemon(OPERATION, key)? {
             return Ok(Started { daemon, anew: false });
         }
-        if let Some(difference) = self.difference(OPERATION, spec)? {
+        // Limits are not enforced here, so those of another making are no reason not to start.
+        if let Comparison::Differs(difference) = self.compare(OPERATION, spec)? {
             return Err(refused(OPERATION, key, format!("{difference}; create it again")));
         }
         Self::check(spec)?;
         let intent = RunFile {
             program: self.config.buildkitd.clone(),
+            // Before it is started: one that is replaced in between is taken for an older one, never for the newest.
+            file: ProgramFile::at(&self.config.buildkitd).ok(),
             volume: spec.volume.clone(),
             daemon: None,
             asked_to_stop: false,
@@ -152,22 +212,61 @@ impl Instances {
         }
     }
 
+    /// Something in our directory by its name, whether it is an instance or not.
+    pub(super) fn destroy_found(&self, name: &str) -> Result<(), RuntimeError> {
+        const OPERATION: &str = "destroy";
+        let path = self.config.run_dir.join(name);
+        let is_directory = path.symlink_metadata().is_ok_and(|found| found.is_dir());
+        if let (Ok(key), true) = (name.parse::<Key>(), is_directory) {
+            return self.destroy(&key);
+        }
+        let refused = |why: String| RuntimeError::Refused { operation: OPERATION, instance: format!("{name:?}"), why };
+        let mut parts = Path::new(name).components();
+        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name) {
+            return Err(refused("it is no name in a directory".to_owned()));
+        }
+        let io = |source| RuntimeError::Io {
+            operation: OPERATION,
+            instance: format!("{name:?}"),
+            path: path.display().to_string(),
+            source,
+        };
+        if let Some(point) = occupancy::mounts_within(&path).map_err(io)?.first() {
+            return Err(refused(format!("{} is mounted in there; unmount it first", point.display())));
+        }
+        match if is_directory { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) } {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(io(e)),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn cpu_time(&self, key: &Key) -> Result<Option<Duration>, RuntimeError> {
+        const OPERATION: &str = "measure";
+        let Some(daemon) = self.daemon(OPERATION, key)? else { return Ok(None) };
+        let used = proc::cpu_time_of_tree(daemon.pid).map_err(|e| error(OPERATION, key, Path::new("/proc"), e))?;
+        // If it has ended meanwhile, the sum is of nothing, or of another.
+        Ok(daemon.lives(&self.boot).map_err(|e| error(OPERATION, key, Path::new("/proc"), e))?.then_some(used))
+    }
+
     /// The living daemon of an instance. One that was started but not recorded is searched for and recorded.
     pub(super) fn daemon(&self, operation: &'static str, key: &Key) -> Result<Option<Identity>, RuntimeError> {
+        Ok(self.running(operation, key)?.map(|(daemon, _)| daemon))
+    }
+
+    /// As [`Instances::daemon`], and from what it was started.
+    fn running(&self, operation: &'static str, key: &Key) -> Result<Option<(Identity, RunFile)>, RuntimeError> {
         let Some(run) = self.read_run(operation, key)? else { return Ok(None) };
         let io = |e| error(operation, key, Path::new("/proc"), e);
-        if let Some(daemon) = run.daemon {
+        if let Some(daemon) = run.daemon.clone() {
             let lives = daemon.lives(&self.boot).map_err(io)?
                 && proc::is_daemon(daemon.pid, &run.program, &run.volume).map_err(io)?;
-            return Ok(lives.then_some(daemon));
+            return Ok(lives.then_some((daemon, run)));
         }
-        let found = self.search(&run.program, &run.volume).map_err(io)?;
-        if let Some(daemon) = &found {
-            let (desk, run) = (self.desk(key), RunFile { daemon: Some(daemon.clone()), ..run });
-            tracing::info!(%key, pid = daemon.pid, "found a daemon that was started and not recorded");
-            files::write(&desk.run(), &run).map_err(|e| error(operation, key, &desk.run(), e))?;
-        }
-        Ok(found)
+        let Some(daemon) = self.search(&run.program, &run.volume).map_err(io)? else { return Ok(None) };
+        let (desk, run) = (self.desk(key), RunFile { daemon: Some(daemon.clone()), ..run });
+        tracing::info!(%key, pid = daemon.pid, "found a daemon that was started and not recorded");
+        files::write(&desk.run(), &run).map_err(|e| error(operation, key, &desk.run(), e))?;
+        Ok(Some((daemon, run)))
     }
 
     /// Not a child of another one: until it becomes another program, a daemon's child has its command line.
@@ -196,17 +295,22 @@ impl Instances {
         }
     }
 
-    /// In what the instance on disk is not the one wanted.
-    fn difference(&self, operation: &'static str, spec: &InstanceSpec) -> Result<Option<String>, RuntimeError> {
-        let path = self.desk(&spec.key).spec();
-        match files::read::<SpecFile>(&path) {
-            Ok(Some(found)) => Ok(found.difference(&SpecFile::from(spec))),
-            Ok(None) => Ok(Some(format!("there is no {}", path.display()))),
+    /// Whether the instance on disk is the one wanted.
+    fn compare(&self, operation: &'static str, spec: &InstanceSpec) -> Result<Comparison, RuntimeError> {
+        let (path, wanted) = (self.desk(&spec.key).spec(), SpecFile::from(spec));
+        let found = match files::read::<SpecFile>(&path) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(Comparison::Differs(format!("there is no {}", path.display()))),
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
-                Ok(Some(format!("{} is damaged ({e})", path.display())))
+                return Ok(Comparison::Differs(format!("{} is damaged ({e})", path.display())));
             }
-            Err(e) => Err(error(operation, &spec.key, &path, e)),
-        }
+            Err(e) => return Err(error(operation, &spec.key, &path, e)),
+        };
+        Ok(match found.difference(&wanted) {
+            Some(difference) => Comparison::Differs(difference),
+            None if found.has_limits_of(&wanted) => Comparison::Same,
+            None => Comparison::OtherLimits,
+        })
     }
 
     /// All that a start needs and that can be said better now than by a daemon that fails.

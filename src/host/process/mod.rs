@@ -30,7 +30,7 @@ use self::proc::Identity;
 use self::watch::Watcher;
 use super::key_locks::KeyLocks;
 use super::occupancy::Held;
-use super::{InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound, files};
+use super::{FoundInstance, InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound, files};
 
 mod instance;
 mod kill;
@@ -111,7 +111,7 @@ impl ProcessRuntime {
     }
 
     async fn adopt(&self) -> Result<(), RuntimeError> {
-        for key in self.list().await? {
+        for key in self.work("list", "all instances", Instances::keys).await? {
             // One that cannot be looked at must not keep the others from being watched; its own look will say why.
             match self.daemon("adopt", &key).await {
                 Ok(Some(daemon)) => tracing::info!(%key, pid = daemon.pid, "adopted a running daemon"),
@@ -132,8 +132,16 @@ impl ProcessRuntime {
         Ok(daemon)
     }
 
-    /// Runs what blocks on a thread of its own, under a deadline.
     async fn quick<T, F>(&self, operation: &'static str, key: &Key, work: F) -> Result<T, RuntimeError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Instances) -> Result<T, RuntimeError> + Send + 'static,
+    {
+        self.work(operation, &key.daemon_name(), work).await
+    }
+
+    /// Runs what blocks on a thread of its own, under a deadline.
+    async fn work<T, F>(&self, operation: &'static str, instance: &str, work: F) -> Result<T, RuntimeError>
     where
         T: Send + 'static,
         F: FnOnce(&Instances) -> Result<T, RuntimeError> + Send + 'static,
@@ -141,10 +149,15 @@ impl ProcessRuntime {
         let (instances, directory) = (Arc::clone(&self.instances), &self.instances.config.run_dir);
         match tokio::time::timeout(QUICK, tokio::task::spawn_blocking(move || work(&instances))).await {
             Ok(Ok(result)) => result,
-            Ok(Err(failed)) => Err(error(operation, key, directory, std::io::Error::other(failed))),
+            Ok(Err(failed)) => Err(RuntimeError::Io {
+                operation,
+                instance: instance.to_owned(),
+                path: directory.display().to_string(),
+                source: std::io::Error::other(failed),
+            }),
             Err(_) => Err(RuntimeError::TimedOut {
                 operation,
-                instance: key.daemon_name(),
+                instance: instance.to_owned(),
                 waited_for: format!("the file system of {}", directory.display()),
                 after: QUICK,
             }),
@@ -229,25 +242,8 @@ impl Runtime for ProcessRuntime {
         Ok(state)
     }
 
-    async fn list(&self) -> Result<Vec<Key>, RuntimeError> {
-        let instances = Arc::clone(&self.instances);
-        let listed = tokio::time::timeout(QUICK, tokio::task::spawn_blocking(move || instances.list())).await;
-        let instance = || "all instances".to_owned();
-        match listed {
-            Ok(Ok(result)) => result,
-            Ok(Err(failed)) => Err(RuntimeError::Io {
-                operation: "list",
-                instance: instance(),
-                path: self.instances.config.run_dir.display().to_string(),
-                source: std::io::Error::other(failed),
-            }),
-            Err(_) => Err(RuntimeError::TimedOut {
-                operation: "list",
-                instance: instance(),
-                waited_for: format!("the file system of {}", self.instances.config.run_dir.display()),
-                after: QUICK,
-            }),
-        }
+    async fn found(&self) -> Result<Vec<FoundInstance>, RuntimeError> {
+        self.work("list", "all instances", Instances::found).await
     }
 
     async fn create(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
@@ -283,6 +279,24 @@ impl Runtime for ProcessRuntime {
     async fn destroy(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
         let wanted = spec.key.clone();
         self.locked("destroy", &spec.key, move |instances| instances.destroy(&wanted)).await
+    }
+
+    async fn destroy_found(&self, name: &str) -> Result<(), RuntimeError> {
+        let lock = match name.parse::<Key>() {
+            Ok(key) => Some(self.locks.lock(&key).await),
+            Err(_) => None,
+        };
+        let wanted = name.to_owned();
+        self.work("destroy", name, move |instances| {
+            let _lock = lock;
+            instances.destroy_found(&wanted)
+        })
+        .await
+    }
+
+    async fn cpu_time(&self, spec: &InstanceSpec) -> Result<Option<Duration>, RuntimeError> {
+        let wanted = spec.key.clone();
+        self.quick("measure", &spec.key, move |instances| instances.cpu_time(&wanted)).await
     }
 
     async fn last_words(&self, spec: &InstanceSpec) -> String {

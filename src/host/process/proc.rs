@@ -1,12 +1,15 @@
 //! What `/proc` knows of a process, and how one is told from another that got its number later.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +56,8 @@ impl Identity {
 pub(super) struct Stat {
     state: u8,
     pub parent: i32,
+    /// CPU time in ticks, its own and that of the children that it has waited for.
+    ticks: u64,
     pub start: u64,
 }
 
@@ -78,9 +83,15 @@ fn parse(bytes: &[u8]) -> Option<Stat> {
     let mut fields = std::str::from_utf8(bytes.get(end + 1..)?).ok()?.split_ascii_whitespace();
     let state = fields.next()?.bytes().next()?;
     let parent = fields.next()?.parse().ok()?;
-    // Field 22, and the parent's was field 4.
-    let start = fields.nth(17)?.parse().ok()?;
-    Some(Stat { state, parent, start })
+    // Fields 14 to 17, and the parent's was field 4. Those of the children are signed in the kernel's listing.
+    let mut ticks = 0_u64;
+    let mut used = fields.by_ref().skip(9);
+    for _ in 0..4 {
+        ticks = ticks.saturating_add(used.next()?.parse().ok()?);
+    }
+    // Field 22.
+    let start = fields.nth(4)?.parse().ok()?;
+    Some(Stat { state, parent, ticks, start })
 }
 
 /// Whether `pid` is `program` with `--root volume`. A script is run by an interpreter, which then comes first.
@@ -104,6 +115,29 @@ pub(super) fn pids() -> io::Result<Vec<i32>> {
     Ok(pids)
 }
 
+/// CPU time of a process and of all that descend from it now.
+pub(super) fn cpu_time_of_tree(root: i32) -> io::Result<Duration> {
+    let mut left = Vec::new();
+    for pid in pids()? {
+        left.extend(stat(pid)?.map(|stat| (pid, stat)));
+    }
+    let (mut tree, mut ticks) = (HashSet::from([root]), 0_u64);
+    ticks = left.iter().filter(|(pid, _)| *pid == root).fold(ticks, |sum, (_, stat)| sum.saturating_add(stat.ticks));
+    loop {
+        let (children, others): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|(pid, stat)| *pid != root && tree.contains(&stat.parent));
+        if children.is_empty() {
+            break;
+        }
+        for (pid, stat) in children {
+            tree.insert(pid);
+            ticks = ticks.saturating_add(stat.ticks);
+        }
+        left = others;
+    }
+    Ok(Duration::from_millis(ticks.saturating_mul(1000) / clock_ticks_per_second().max(1)))
+}
+
 pub(super) fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
@@ -120,7 +154,7 @@ mod tests {
     #[test]
     fn a_name_with_parentheses_does_not_shift_the_fields() {
         let line = b"12 (a) (b c) S 7 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1 2\n";
-        assert_eq!(parse(line), Some(Stat { state: b'S', parent: 7, start: 98765 }));
+        assert_eq!(parse(line), Some(Stat { state: b'S', parent: 7, ticks: 5 + 6 + 7 + 8, start: 98765 }));
         for broken in [
             "",
             "12",

@@ -1,6 +1,8 @@
 //! What is on disk of an instance: `<run_dir>/<key>/{spec.json, run.json, log, log.1}`.
 
+use std::io;
 use std::net::SocketAddrV4;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use kiln_domain::Key;
@@ -40,7 +42,20 @@ impl From<&InstanceSpec> for SpecFile {
 }
 
 impl SpecFile {
-    /// The first thing in which it differs from what is wanted.
+    pub(super) fn key(&self) -> &Key {
+        &self.key
+    }
+
+    pub(super) fn into_properties(self) -> Properties {
+        self.properties
+    }
+
+    pub(super) fn has_limits_of(&self, wanted: &Self) -> bool {
+        let limits = |spec: &Self| (spec.memory_bytes, spec.cpus, spec.processes);
+        limits(self) == limits(wanted)
+    }
+
+    /// The first thing in which it differs from what is wanted, limits aside.
     pub(super) fn difference(&self, wanted: &Self) -> Option<String> {
         let differs = |what: &str, is: &dyn std::fmt::Debug, want: &dyn std::fmt::Debug| {
             let (is, want) = (format!("{is:?}"), format!("{want:?}"));
@@ -51,9 +66,6 @@ impl SpecFile {
             .or_else(|| differs("volume", &self.volume, &wanted.volume))
             .or_else(|| differs("directory of files", &self.files, &wanted.files))
             .or_else(|| differs("properties", &self.properties, &wanted.properties))
-            .or_else(|| differs("memory limit", &self.memory_bytes, &wanted.memory_bytes))
-            .or_else(|| differs("cpu limit", &self.cpus, &wanted.cpus))
-            .or_else(|| differs("process limit", &self.processes, &wanted.processes))
     }
 }
 
@@ -62,11 +74,38 @@ impl SpecFile {
 #[serde(deny_unknown_fields)]
 pub(super) struct RunFile {
     pub program: PathBuf,
+    /// The program's file as it was then; `None` when that could not be read, or was not yet recorded.
+    #[serde(default)]
+    pub file: Option<ProgramFile>,
     pub volume: PathBuf,
     /// `None` is the intent: it may or may not have been started, and has to be looked for.
     pub daemon: Option<Identity>,
     /// The drain has begun. A second SIGTERM would cut it short.
     pub asked_to_stop: bool,
+}
+
+/// Tells a program's file from one that was put in its place, or written over it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ProgramFile {
+    device: u64,
+    inode: u64,
+    size: u64,
+    /// Seconds and nanoseconds since the epoch.
+    modified: (i64, i64),
+}
+
+impl ProgramFile {
+    /// Of what the path leads to now, links followed.
+    pub(super) fn at(path: &Path) -> io::Result<Self> {
+        let found = std::fs::metadata(path)?;
+        Ok(Self {
+            device: found.dev(),
+            inode: found.ino(),
+            size: found.size(),
+            modified: (found.mtime(), found.mtime_nsec()),
+        })
+    }
 }
 
 /// Paths of one instance.

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::record::RunFile;
 use super::*;
-use crate::host::{Limits, Properties, contract};
+use crate::host::{Change, Limits, Properties, contract};
 
 /// Ends on SIGTERM, like a drained buildkitd. The child is what a build step is to a real one.
 const STAND_IN: &str = "#!/bin/sh\ntrap 'echo drained; kill -9 $! 2>/dev/null; exit 1' TERM\necho \"up with $*\"\nenv\n\
@@ -155,13 +155,13 @@ async fn a_new_kilnd_adopts_what_runs_and_hears_of_its_death() {
     drop(first);
 
     let second = lab.runtime().await;
-    assert_eq!(second.look(&spec).await.expect("looked"), InstanceState::Running { incarnation: incarnation.clone() });
+    assert_eq!(second.look(&spec).await.expect("looked"), contract::running(&incarnation));
     assert_eq!(second.start(&spec).await.expect("running already"), incarnation);
     let mut events = second.events();
     let pid = lab.run_file(&spec.key).daemon.expect("recorded").pid;
     kill_process_group(Pid::from_raw(pid).expect("a pid"), Signal::KILL).expect("killed");
     contract::hear(&mut events, &spec.key).await;
-    assert_eq!(second.look(&spec).await.expect("looked"), InstanceState::Stopped);
+    assert_eq!(second.look(&spec).await.expect("looked"), contract::STOPPED);
     // Reaped, not left as a zombie.
     let deadline = tokio::time::Instant::now() + contract::PATIENCE;
     while proc::stat(pid).expect("readable").is_some() {
@@ -190,7 +190,7 @@ async fn a_crash_between_start_and_record_neither_loses_nor_doubles_a_daemon() {
     // And right before it: the intent, and none.
     files::write(&lab.config.run_dir.join(spec.key.as_str()).join("run.json"), &torn).expect("written");
     let third = lab.runtime().await;
-    assert_eq!(third.look(&spec).await.expect("looked"), InstanceState::Stopped);
+    assert_eq!(third.look(&spec).await.expect("looked"), contract::STOPPED);
     assert_ne!(third.start(&spec).await.expect("started"), incarnation);
 }
 
@@ -211,7 +211,7 @@ async fn a_number_that_was_used_again_is_not_taken_for_the_daemon() {
         us,
     ] {
         files::write(&path, &RunFile { daemon: Some(other.clone()), ..run.clone() }).expect("written");
-        assert_eq!(runtime.look(&spec).await.expect("looked"), InstanceState::Stopped, "of {other:?}");
+        assert_eq!(runtime.look(&spec).await.expect("looked"), contract::STOPPED, "of {other:?}");
     }
     files::write(&path, &run).expect("written");
     assert!(is_running(&runtime.look(&spec).await.expect("looked")));
@@ -223,7 +223,7 @@ async fn a_stillborn_daemon_is_seen_with_its_last_words() {
     let (runtime, spec) = (lab.runtime().await, lab.spec(&contract::key()));
     runtime.create(&spec).await.expect("created");
     runtime.start(&spec).await.expect("a start does not wait");
-    contract::until(&runtime, &spec, |state| *state == InstanceState::Stopped).await;
+    contract::until(&runtime, &spec, |state| *state == contract::STOPPED).await;
     let words = words_with(&runtime, &spec, "[kiln]").await;
     assert_eq!(words, "reason 1\nreason 2\nreason 3\n[kiln] exited with status 7");
     runtime.start(&spec).await.expect("and again");
@@ -252,7 +252,7 @@ async fn what_does_not_drain_is_killed_with_its_steps() {
     let began = std::time::Instant::now();
     runtime.stop(&spec, StopBound::Graceful(Duration::from_millis(200))).await.expect("stopped");
     assert!(began.elapsed() >= Duration::from_millis(200), "it was given its time");
-    assert_eq!(runtime.look(&spec).await.expect("looked"), InstanceState::Stopped);
+    assert_eq!(runtime.look(&spec).await.expect("looked"), contract::STOPPED);
     assert!(gone(step), "the step outlived its daemon");
 }
 
@@ -309,7 +309,7 @@ async fn what_cannot_be_started_is_refused_with_a_remedy() {
         runtime.create(&spec).await.expect("created");
         let error = runtime.start(&spec).await.expect_err("refused");
         assert!(matches!(error, RuntimeError::Refused { .. }), "{error:?}");
-        assert_eq!(runtime.look(&spec).await.expect("looked"), InstanceState::Stopped);
+        assert_eq!(runtime.look(&spec).await.expect("looked"), contract::STOPPED);
         error.to_string()
     };
     let with = |buildkitd: &Path| ProcessConfig { buildkitd: buildkitd.to_owned(), ..lab.config.clone() };
@@ -346,16 +346,142 @@ async fn an_instance_that_differs_is_half_made_until_it_is_made_again() {
     assert!(why.contains("its address is 127.0.0.1:8372 and should be 127.0.0.1:9"), "{why}");
     assert!(matches!(runtime.start(&wanted).await, Err(RuntimeError::Refused { .. })));
     runtime.start(&spec).await.expect("started");
-    assert!(is_running(&runtime.look(&wanted).await.expect("looked")), "what runs counts as running");
+    let InstanceState::Running { outdated, .. } = runtime.look(&wanted).await.expect("looked") else {
+        panic!("what runs counts as running")
+    };
+    assert_eq!(outdated, [Change::Make]);
     assert!(matches!(runtime.create(&wanted).await, Err(RuntimeError::Refused { .. })));
     runtime.stop(&spec, StopBound::Force).await.expect("stopped");
     runtime.create(&wanted).await.expect("made again");
-    assert_eq!(runtime.look(&wanted).await.expect("looked"), InstanceState::Stopped);
+    assert_eq!(runtime.look(&wanted).await.expect("looked"), contract::STOPPED);
     // A file that a crash or a hand has damaged.
     std::fs::write(lab.config.run_dir.join(spec.key.as_str()).join("spec.json"), "{").expect("written");
     assert!(matches!(runtime.look(&wanted).await, Ok(InstanceState::HalfMade { .. })));
     runtime.create(&wanted).await.expect("made again");
-    assert_eq!(runtime.look(&wanted).await.expect("looked"), InstanceState::Stopped);
+    assert_eq!(runtime.look(&wanted).await.expect("looked"), contract::STOPPED);
+}
+
+#[tokio::test]
+async fn another_program_is_seen_until_the_next_start() {
+    let lab = Lab::new(STAND_IN);
+    let (runtime, spec) = (lab.runtime().await, lab.spec(&contract::key()));
+    let outdated = async |runtime: &ProcessRuntime| match runtime.look(&spec).await.expect("looked") {
+        InstanceState::Running { outdated, .. } => outdated,
+        other => panic!("it does not run: {other:?}"),
+    };
+    runtime.create(&spec).await.expect("created");
+    runtime.start(&spec).await.expect("started");
+    assert_eq!(outdated(&runtime).await, []);
+    // Put in its place, as a package does it; and written over, with the same size.
+    let (program, script) = (&lab.config.buildkitd, lab.directory.path().join("script"));
+    let install = || {
+        let mut install = Command::new("install");
+        install.args(["-m", "0755"]).arg(&script).arg(program);
+        assert!(install.status().expect("install").success());
+    };
+    install();
+    assert_eq!(outdated(&runtime).await, [Change::Program]);
+    assert_eq!(outdated(&lab.runtime().await).await, [Change::Program], "it is remembered");
+    runtime.stop(&spec, StopBound::Force).await.expect("stopped");
+    assert_eq!(runtime.look(&spec).await.expect("looked"), contract::STOPPED, "the next start is of the new one");
+    runtime.start(&spec).await.expect("started");
+    assert_eq!(outdated(&runtime).await, []);
+    std::fs::remove_file(program).expect("removed");
+    assert_eq!(outdated(&runtime).await, [], "one that is gone is not newer");
+    // Another path, in the configuration.
+    let config = ProcessConfig { buildkitd: script.clone(), ..lab.config.clone() };
+    let other = ProcessRuntime::make(config, false).await.expect("a runtime");
+    assert_eq!(outdated(&other).await, [Change::Program]);
+    // What an older kilnd wrote says nothing of the file.
+    let path = lab.config.run_dir.join(spec.key.as_str()).join("run.json");
+    let text = std::fs::read_to_string(&path).expect("read");
+    let mut run: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    run.as_object_mut().expect("an object").remove("file").expect("it was recorded");
+    std::fs::write(&path, run.to_string()).expect("written");
+    install();
+    assert_eq!(outdated(&runtime).await, []);
+}
+
+#[tokio::test]
+async fn what_is_not_ours_is_found_and_goes_only_by_its_name() {
+    let lab = Lab::new(STAND_IN);
+    let (runtime, spec) = (lab.runtime().await, lab.spec(&contract::key()));
+    runtime.create(&spec).await.expect("created");
+    let (run, other) = (&lab.config.run_dir, contract::key().clone_number(3));
+    let strangers = ["a directory", "file", "link", other.as_str()];
+    std::fs::create_dir_all(run.join("a directory/deep")).expect("made");
+    std::fs::write(run.join("file"), "x").expect("written");
+    std::os::unix::fs::symlink(lab.directory.path().join("volume"), run.join("link")).expect("made");
+    // A copy of somebody else's record under a name of its own.
+    std::fs::create_dir(run.join(other.as_str())).expect("made");
+    std::fs::copy(run.join(spec.key.as_str()).join("spec.json"), run.join(other.as_str()).join("spec.json"))
+        .expect("copied");
+    let found = runtime.found().await.expect("listed");
+    let mut names: Vec<_> = found.iter().filter(|found| found.key.is_none()).map(|found| found.name.clone()).collect();
+    names.sort();
+    let mut expected = strangers.map(str::to_owned);
+    expected.sort();
+    assert_eq!((names, found.len()), (expected.to_vec(), strangers.len() + 1));
+    for name in strangers {
+        runtime.destroy_found(name).await.expect("removed");
+    }
+    assert!(spec.volume.is_dir(), "what a link leads to stays");
+    let left = runtime.found().await.expect("listed");
+    assert_eq!(left.iter().map(|found| found.key.clone()).collect::<Vec<_>>(), [Some(spec.key.clone())]);
+
+    // A damaged record is ours, and a damaged record of a daemon may be of one that runs.
+    let ours = run.join(spec.key.as_str());
+    std::fs::write(ours.join("spec.json"), "{").expect("written");
+    let found = runtime.found().await.expect("listed").remove(0);
+    assert_eq!((found.key, found.running, found.properties.len()), (Some(spec.key.clone()), false, 0));
+    std::fs::write(ours.join("run.json"), "{").expect("written");
+    assert!(runtime.found().await.expect("one does not hide the others").remove(0).running);
+    let error = runtime.destroy_found(spec.key.as_str()).await.expect_err("it may run").to_string();
+    assert!(error.contains("is damaged") && error.contains("see with ps"), "{error}");
+}
+
+#[tokio::test]
+async fn a_mount_is_not_removed_with_what_it_is_in() {
+    let lab = Lab::new(STAND_IN);
+    let runtime = lab.runtime().await;
+    let point = lab.config.run_dir.join("stranger");
+    std::fs::create_dir(&point).expect("made");
+    if !Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&point).output().is_ok_and(|o| o.status.success()) {
+        eprintln!("skipped: cannot mount");
+        return;
+    }
+    std::fs::write(point.join("precious"), "x").expect("written");
+    let error = runtime.destroy_found("stranger").await.expect_err("refused").to_string();
+    assert!(error.contains("is mounted in there") && point.join("precious").exists(), "{error}");
+    assert!(Command::new("umount").arg(&point).status().expect("umount").success());
+    runtime.destroy_found("stranger").await.expect("removed");
+    assert!(!point.exists());
+}
+
+#[tokio::test]
+async fn a_step_s_cpu_time_is_its_daemon_s() {
+    // The daemon sleeps; a step of it, in a session of its own, works when it is told to.
+    let lab = Lab::new(
+        "#!/bin/sh\nsetsid sh -c 'until test -e \"$1\"/work; do sleep 0.01; done; i=0; while test $i -lt 300000; do \
+         i=$((i+1)); done; echo done >\"$1\"/done; sleep 1000' sh \"$4\" &\nwhile :; do wait $!; done\n",
+    );
+    let (runtime, spec) = (lab.runtime().await, lab.spec(&contract::key()));
+    runtime.create(&spec).await.expect("created");
+    runtime.start(&spec).await.expect("started");
+    let used = async || runtime.cpu_time(&spec).await.expect("measured").expect("it runs");
+    let before = used().await;
+    std::fs::write(spec.volume.join("work"), "").expect("told");
+    let deadline = tokio::time::Instant::now() + contract::PATIENCE;
+    while !spec.volume.join("done").exists() {
+        assert!(tokio::time::Instant::now() < deadline, "the step does not end");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let after = used().await;
+    assert!(after > before + Duration::from_millis(50), "{before:?}, then {after:?}");
+    // It has nothing to do any more.
+    assert!(used().await <= after + Duration::from_millis(20));
+    runtime.stop(&spec, StopBound::Force).await.expect("stopped");
+    assert_eq!(runtime.cpu_time(&spec).await.expect("measured"), None);
 }
 
 #[tokio::test]

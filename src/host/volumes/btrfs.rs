@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 
@@ -12,6 +13,7 @@ use super::command::{Failure, Program, QUICK, WALK};
 use super::dir::{available, remove_all};
 use super::tree::{Copy, Medium, Tree};
 use super::{Usage, VolumeError, root};
+use crate::clock::Clock;
 use crate::host::occupancy;
 
 pub type BtrfsEngine = Tree<Btrfs>;
@@ -35,11 +37,12 @@ struct Quota {
 }
 
 impl BtrfsEngine {
-    /// `root` must exist on a btrfs; `search` are the directories in which programs are looked for, as [`super::SEARCH`].
-    pub async fn at(root: &Path, search: &[PathBuf]) -> Result<Self, VolumeError> {
+    /// `root` must exist on a btrfs; `search` are the directories in which programs are looked for, as [`super::SEARCH`];
+    /// `clock` says when something went to the trash.
+    pub async fn at(root: &Path, search: &[PathBuf], clock: Arc<dyn Clock>) -> Result<Self, VolumeError> {
         let btrfs = Program::find("btrfs", search, "install btrfs-progs, or choose the engine dir")?;
         let rm = Program::find("rm", search, "install coreutils")?;
-        Self::open(root, Btrfs { btrfs, rm }, is_btrfs).await
+        Self::open(root, Btrfs { btrfs, rm }, clock, is_btrfs).await
     }
 }
 

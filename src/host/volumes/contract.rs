@@ -1,12 +1,17 @@
 //! What every engine must do, and what single engines promise beyond it.
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
-use kiln_domain::Key;
+use kiln_domain::{Key, Timestamp};
 
+use super::mounts::{BtrfsMount, Mount, run};
 use super::*;
+use crate::clock::Clock;
 use crate::host::occupancy::Held;
 
 /// How a test reaches into a volume.
@@ -45,6 +50,25 @@ fn properties(pairs: &[(&str, &str)]) -> Properties {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
+/// A clock that goes on by a second with each look.
+struct Ticking(AtomicI64);
+
+const BEGIN: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+
+impl Clock for Ticking {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_millis(self.0.fetch_add(1000, Ordering::SeqCst))
+    }
+}
+
+fn clock() -> Arc<dyn Clock> {
+    Arc::new(Ticking(AtomicI64::new(BEGIN.as_millis())))
+}
+
+async fn names_of(engine: &dyn VolumeEngine) -> Vec<TrashName> {
+    engine.trash().await.expect("trash").into_iter().map(|trashed| trashed.name).collect()
+}
+
 async fn contract(engine: &dyn VolumeEngine, contents: &dyn Contents) {
     identity(engine, contents).await;
     snapshots_and_clones(engine, contents).await;
@@ -79,6 +103,12 @@ async fn identity(engine: &dyn VolumeEngine, contents: &dyn Contents) {
     let stolen = engine.set_properties(&key, &properties(&[("key", "p0000000000000000")])).await;
     assert!(matches!(stolen, Err(VolumeError::Foreign { .. })), "a volume keeps its key: {stolen:?}");
     assert_eq!(engine.list().await.expect("listed").len(), 1);
+    let found = engine.found().await.expect("found");
+    assert_eq!(
+        found.iter().map(|found| (&found.key, &found.properties)).collect::<Vec<_>>(),
+        [(&Some(key.clone()), &expected)]
+    );
+    assert!(found[0].name.ends_with(key.as_str()), "{found:?}");
 
     let usage = engine.usage(&key).await.expect("measured");
     assert!(usage.available > 0 && usage.used < 64 << 20, "{usage:?}");
@@ -130,7 +160,17 @@ async fn trash(engine: &dyn VolumeEngine, contents: &dyn Contents) {
     let blocked = engine.restore(&first).await;
     assert!(matches!(blocked, Err(VolumeError::Exists { .. })), "{blocked:?}");
     let second = engine.discard(&key).await.expect("discarded");
-    assert_eq!(engine.trash().await.expect("trash"), [first.clone(), second.clone()]);
+    assert_eq!(names_of(engine).await, [first.clone(), second.clone()]);
+
+    let described = engine.trash().await.expect("trash");
+    assert_eq!(described[0].properties, before.properties, "it says whose it was");
+    assert!(described[0].since >= BEGIN && described[0].since < described[1].since, "{described:?}");
+    assert_eq!(
+        engine.trash().await.expect("trash"),
+        described,
+        "time goes on, and what was discarded then was so then"
+    );
+    assert!(engine.found().await.expect("found").iter().all(|found| found.key.as_ref() != Some(&key)));
 
     assert_eq!(engine.restore(&first).await.expect("restored"), before);
     assert_eq!(contents.read(&before, "file").as_deref(), Some("two"));
@@ -142,8 +182,10 @@ async fn trash(engine: &dyn VolumeEngine, contents: &dyn Contents) {
     engine.purge(&second).await.expect("purged already");
     assert!(engine.trash().await.expect("trash").is_empty());
     engine.discard(&key).await.expect("discarded");
-    let third = engine.trash().await.expect("trash").remove(0);
+    let third = names_of(engine).await.remove(0);
     assert!(third > second, "a name in the trash is not used twice: {third} after {second}");
+    let again = engine.trash().await.expect("trash").remove(0).since;
+    assert!(again > described[1].since, "restored and discarded again, it is in the trash since then");
     engine.restore(&third).await.expect("restored");
 }
 
@@ -164,12 +206,17 @@ async fn races(engine: &dyn VolumeEngine) {
 
 #[tokio::test]
 async fn the_fake_keeps_the_contract() {
-    let engine = FakeVolumes::new();
+    let engine = FakeVolumes::with_clock(clock());
     contract(&engine, &engine).await;
     let key = key();
     engine.create(&key, &Properties::new(), None).await.expect("created");
     engine.set_busy(&key, true);
     assert!(matches!(engine.discard(&key).await, Err(VolumeError::Busy { .. })));
+    engine.add_stranger("by-hand");
+    assert_eq!(engine.found().await.expect("found").iter().filter(|found| found.key.is_none()).count(), 1);
+    let fullness = Fullness { bytes_used: 3, bytes_total: 4, ..Fullness::default() };
+    engine.set_fullness(fullness);
+    assert_eq!(engine.fullness().await.expect("measured"), fullness);
     engine.set_full(true);
     assert!(matches!(engine.create(&key.fork(), &Properties::new(), None).await, Err(VolumeError::Full { .. })));
 }
@@ -177,7 +224,7 @@ async fn the_fake_keeps_the_contract() {
 #[tokio::test]
 async fn dir_keeps_the_contract() {
     let root = tempfile::tempdir().expect("a directory");
-    let engine = DirEngine::at(root.path(), &search_path()).await.expect("opened");
+    let engine = DirEngine::at(root.path(), &search_path(), clock()).await.expect("opened");
     contract(&engine, &OnDisk).await;
     let left = Command::new("find").arg(root.path()).args(["-mindepth", "2"]).output().expect("find");
     assert_eq!(String::from_utf8_lossy(&left.stdout), "", "everything was purged");
@@ -186,7 +233,7 @@ async fn dir_keeps_the_contract() {
 #[tokio::test]
 async fn btrfs_keeps_the_contract() {
     let Some(mount) = BtrfsMount::new() else { return };
-    let engine = BtrfsEngine::at(&mount.path, &search_path()).await.expect("opened");
+    let engine = BtrfsEngine::at(&mount.path, &search_path(), clock()).await.expect("opened");
     contract(&engine, &OnDisk).await;
     assert!(mount.subvolumes().is_empty(), "everything was purged: {:?}", mount.subvolumes());
 }
@@ -195,7 +242,7 @@ async fn btrfs_keeps_the_contract() {
 async fn btrfs_enforces_a_size_where_quotas_are_on() {
     let Some(mount) = BtrfsMount::new() else { return };
     run("btrfs", &["quota".as_ref(), "enable".as_ref(), mount.path.as_os_str()]);
-    let engine = BtrfsEngine::at(&mount.path, &search_path()).await.expect("opened");
+    let engine = BtrfsEngine::at(&mount.path, &search_path(), clock()).await.expect("opened");
     let volume = engine.create(&key(), &Properties::new(), Some(8 << 20)).await.expect("created");
     let error = std::fs::write(volume.path.join("big"), vec![7; 16 << 20]);
     let synced = std::fs::File::open(&volume.path).and_then(|file| file.sync_all());
@@ -215,7 +262,7 @@ async fn btrfs_enforces_a_size_where_quotas_are_on() {
 #[tokio::test]
 async fn btrfs_removes_what_a_daemon_made_inside_and_snapshots_a_busy_volume() {
     let Some(mount) = BtrfsMount::new() else { return };
-    let engine = BtrfsEngine::at(&mount.path, &search_path()).await.expect("opened");
+    let engine = BtrfsEngine::at(&mount.path, &search_path(), clock()).await.expect("opened");
     let volume = engine.create(&key(), &Properties::new(), None).await.expect("created");
     let inner = volume.path.join("nested");
     run("btrfs", &["subvolume".as_ref(), "create".as_ref(), inner.as_os_str()]);
@@ -236,7 +283,7 @@ async fn btrfs_refuses_another_file_system() {
         return;
     }
     let root = tempfile::tempdir_in("/dev/shm").expect("a directory");
-    let error = BtrfsEngine::at(root.path(), &search_path()).await.err().expect("refused").to_string();
+    let error = BtrfsEngine::at(root.path(), &search_path(), clock()).await.err().expect("refused").to_string();
     assert!(error.contains("not on a btrfs") && error.contains("mkfs.btrfs"), "{error}");
     assert_eq!(names(root.path()).len(), 0, "nothing was changed");
 }
@@ -245,8 +292,9 @@ async fn btrfs_refuses_another_file_system() {
 async fn roots_that_cannot_be_used_are_left_alone() {
     let parent = tempfile::tempdir().expect("a directory");
     let at = |name: &str| parent.path().join(name);
-    let refused =
-        async |root: &Path| DirEngine::at(root, &search_path()).await.err().map(|e| e.to_string()).unwrap_or_default();
+    let refused = async |root: &Path| {
+        DirEngine::at(root, &search_path(), clock()).await.err().map(|e| e.to_string()).unwrap_or_default()
+    };
 
     let error = refused(&at("missing")).await;
     assert!(error.contains("no such directory") && error.contains("mkdir -p"), "{error}");
@@ -260,11 +308,11 @@ async fn roots_that_cannot_be_used_are_left_alone() {
     assert_eq!(names(&at("foreign")), ["live"]);
 
     std::fs::create_dir(at("used")).expect("made");
-    let engine = DirEngine::at(&at("used"), &search_path()).await.expect("opened");
+    let engine = DirEngine::at(&at("used"), &search_path(), clock()).await.expect("opened");
     let error = refused(&at("used")).await;
     assert!(error.contains("another kilnd"), "{error}");
     drop(engine);
-    DirEngine::at(&at("used"), &search_path()).await.expect("opened again");
+    DirEngine::at(&at("used"), &search_path(), clock()).await.expect("opened again");
     let marker = at("used").join("kiln-volumes.json");
     for (text, complaint) in [
         ("{", "cannot be read"),
@@ -276,7 +324,8 @@ async fn roots_that_cannot_be_used_are_left_alone() {
         assert!(error.contains(complaint), "{error}");
         assert_eq!(std::fs::read_to_string(&marker).expect("read"), text);
     }
-    let error = DirEngine::at(&at("used"), &[PathBuf::from("/nonexistent")]).await.err().map(|e| e.to_string());
+    let error =
+        DirEngine::at(&at("used"), &[PathBuf::from("/nonexistent")], clock()).await.err().map(|e| e.to_string());
     assert!(error.is_some_and(|e| e.contains("no program cp") && e.contains("coreutils")));
 }
 
@@ -284,11 +333,11 @@ async fn roots_that_cannot_be_used_are_left_alone() {
 async fn a_read_only_and_a_full_root_are_refused() {
     let Some(mount) = Mount::new(&["-t", "tmpfs", "-o", "size=64k,mode=0700", "none"]) else { return };
     std::fs::write(mount.path.join("fill"), vec![1; 128 << 10]).expect_err("more than fits");
-    let error = DirEngine::at(&mount.path, &search_path()).await.err().expect("refused").to_string();
+    let error = DirEngine::at(&mount.path, &search_path(), clock()).await.err().expect("refused").to_string();
     assert!(error.contains("full") && error.contains("free some"), "{error}");
     std::fs::remove_file(mount.path.join("fill")).expect("removed");
     run("mount", &["-o".as_ref(), "remount,ro".as_ref(), mount.path.as_os_str()]);
-    let error = DirEngine::at(&mount.path, &search_path()).await.err().expect("refused").to_string();
+    let error = DirEngine::at(&mount.path, &search_path(), clock()).await.err().expect("refused").to_string();
     assert!(error.contains("read-only") && error.contains("remount"), "{error}");
     assert_eq!(names(&mount.path).len(), 0, "nothing was changed");
 }
@@ -296,7 +345,7 @@ async fn a_read_only_and_a_full_root_are_refused() {
 #[tokio::test]
 async fn a_copy_that_does_not_fit_is_full_and_leaves_nothing() {
     let Some(mount) = Mount::new(&["-t", "tmpfs", "-o", "size=1m,mode=0700", "none"]) else { return };
-    let engine = DirEngine::at(&mount.path, &search_path()).await.expect("opened");
+    let engine = DirEngine::at(&mount.path, &search_path(), clock()).await.expect("opened");
     let volume = engine.create(&key(), &Properties::new(), None).await.expect("created");
     std::fs::write(volume.path.join("fill"), vec![1; 700 << 10]).expect("written");
     let error = engine.snapshot(&key()).await;
@@ -308,7 +357,7 @@ async fn a_copy_that_does_not_fit_is_full_and_leaves_nothing() {
 #[tokio::test]
 async fn dir_copies_everything_that_a_cache_is_made_of() {
     let root = tempfile::tempdir().expect("a directory");
-    let engine = DirEngine::at(root.path(), &search_path()).await.expect("opened");
+    let engine = DirEngine::at(root.path(), &search_path(), clock()).await.expect("opened");
     let volume = engine.create(&key(), &Properties::new(), None).await.expect("created");
     assert_eq!(std::fs::metadata(&volume.path).expect("there").permissions().mode() & 0o7777, 0o700);
     if !rustix::process::geteuid().is_root() {
@@ -342,7 +391,7 @@ async fn dir_copies_everything_that_a_cache_is_made_of() {
 #[tokio::test]
 async fn a_volume_in_use_is_neither_copied_nor_discarded_by_dir() {
     let root = tempfile::tempdir().expect("a directory");
-    let engine = DirEngine::at(root.path(), &search_path()).await.expect("opened");
+    let engine = DirEngine::at(root.path(), &search_path(), clock()).await.expect("opened");
     let volume = engine.create(&key(), &Properties::new(), None).await.expect("created");
     let daemon = occupy(&volume);
     for error in [engine.snapshot(&key()).await.err(), engine.discard(&key()).await.err()] {
@@ -357,7 +406,7 @@ async fn a_volume_in_use_is_neither_copied_nor_discarded_by_dir() {
 #[tokio::test]
 async fn leftovers_go_and_foreign_things_stay() {
     let root = tempfile::tempdir().expect("a directory");
-    let engine = DirEngine::at(root.path(), &search_path()).await.expect("opened");
+    let engine = DirEngine::at(root.path(), &search_path(), clock()).await.expect("opened");
     engine.create(&key(), &Properties::new(), None).await.expect("created");
     drop(engine);
     let live = root.path().join("live");
@@ -375,7 +424,7 @@ async fn leftovers_go_and_foreign_things_stay() {
     std::fs::create_dir_all(live.join("p1111111111111111/cache")).expect("made");
     std::fs::create_dir_all(live.join("somebody")).expect("made");
 
-    let engine = DirEngine::at(root.path(), &search_path()).await.expect("opened");
+    let engine = DirEngine::at(root.path(), &search_path(), clock()).await.expect("opened");
     assert!(halves.iter().chain(&half_files).all(|half| !half.exists()), "half-made things are removed");
     assert!(home.join("snapshots/by-hand").exists() && live.join("somebody").exists());
     assert!(engine.snapshots(&key()).await.expect("listed").is_empty());
@@ -400,9 +449,83 @@ async fn leftovers_go_and_foreign_things_stay() {
 }
 
 #[tokio::test]
+async fn what_is_not_ours_is_found() {
+    let root = tempfile::tempdir().expect("a directory");
+    let engine = DirEngine::at(root.path(), &search_path(), clock()).await.expect("opened");
+    engine.create(&key(), &Properties::new(), None).await.expect("created");
+    engine.create(&key().fork(), &Properties::new(), None).await.expect("created");
+    let at = |name: &str| root.path().join(name);
+    for directory in
+        ["lost+found", "backup", "live/by-hand", "live/p1111111111111111/cache", "trash/old", "live/.half-x"]
+    {
+        std::fs::create_dir_all(at(directory)).expect("made");
+    }
+    std::fs::write(at("note"), "").expect("written");
+    std::fs::write(root.path().join(std::ffi::OsStr::from_bytes(b"odd\xff")), "").expect("written");
+    // Ours, but damaged: it is shown, and not taken for a volume.
+    std::fs::write(at("live").join(key().fork().as_str()).join("record.json"), "{").expect("written");
+    let found = engine.found().await.expect("found");
+    let strangers: Vec<_> = found.iter().filter(|found| found.key.is_none()).map(|found| found.name.as_str()).collect();
+    let damaged = format!("live/{}", key().fork());
+    let mut expected =
+        ["backup", "live/by-hand", "live/p1111111111111111", "note", "odd\u{fffd}", "trash/old", &damaged];
+    expected.sort_unstable();
+    assert_eq!(strangers, expected);
+    assert_eq!(found.iter().filter_map(|found| found.key.clone()).collect::<Vec<_>>(), [key()]);
+}
+
+#[tokio::test]
+async fn since_when_it_is_in_the_trash_is_remembered() {
+    let root = tempfile::tempdir().expect("a directory");
+    let engine = DirEngine::at(root.path(), &search_path(), clock()).await.expect("opened");
+    let given = properties(&[("repo", "r"), ("key", key().as_str())]);
+    engine.create(&key(), &given, None).await.expect("created");
+    let name = engine.discard(&key()).await.expect("discarded");
+    let before = engine.trash().await.expect("trash");
+    assert_eq!(before, [Trashed { name: name.clone(), since: BEGIN, properties: given.clone() }]);
+    drop(engine);
+    let later: Arc<dyn Clock> = Arc::new(Ticking(AtomicI64::new(0)));
+    let engine = DirEngine::at(root.path(), &search_path(), later).await.expect("opened again");
+    assert_eq!(engine.trash().await.expect("trash"), before);
+
+    // Of a Kiln that did not write it down; and one whose record is gone. What the directory itself says will do.
+    let record = root.path().join("trash").join(name.to_string()).join("record.json");
+    let text = std::fs::read_to_string(&record).expect("read");
+    let mut value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    value.as_object_mut().expect("an object").remove("discarded").expect("it was written down");
+    let now = crate::clock::SystemClock.now();
+    for (text, known) in [(value.to_string(), given), ("{".to_owned(), Properties::new())] {
+        std::fs::write(&record, text).expect("written");
+        let trashed = engine.trash().await.expect("trash").remove(0);
+        assert_eq!((&trashed.name, &trashed.properties), (&name, &known));
+        let apart = now.since(trashed.since).max(trashed.since.since(now));
+        assert!(apart < std::time::Duration::from_secs(60), "{trashed:?}");
+    }
+    engine.purge(&name).await.expect("purged all the same");
+    assert!(engine.trash().await.expect("trash").is_empty());
+}
+
+#[tokio::test]
+async fn fullness_is_of_the_file_system() {
+    let Some(mount) = Mount::new(&["-t", "tmpfs", "-o", "size=1m,nr_inodes=100,mode=0700", "none"]) else { return };
+    let engine = DirEngine::at(&mount.path, &search_path(), clock()).await.expect("opened");
+    let empty = engine.fullness().await.expect("measured");
+    assert_eq!((empty.bytes_total, empty.inodes_total), (1 << 20, 100));
+    std::fs::write(mount.path.join("fill"), vec![1; 512 << 10]).expect("written");
+    let half = engine.fullness().await.expect("measured");
+    assert_eq!(half.bytes_used - empty.bytes_used, 512 << 10);
+    assert_eq!(half.inodes_used - empty.inodes_used, 1);
+    let Some(btrfs) = BtrfsMount::new() else { return };
+    let engine = BtrfsEngine::at(&btrfs.path, &search_path(), clock()).await.expect("opened");
+    let fullness = engine.fullness().await.expect("measured");
+    assert!(fullness.bytes_used < fullness.bytes_total && fullness.bytes_total <= 256 << 20, "{fullness:?}");
+    assert_eq!(fullness.inodes_total, 0, "btrfs makes them as they are needed");
+}
+
+#[tokio::test]
 async fn what_is_mounted_below_a_volume_keeps_it_from_being_purged() {
     let root = tempfile::tempdir().expect("a directory");
-    let engine = DirEngine::at(root.path(), &search_path()).await.expect("opened");
+    let engine = DirEngine::at(root.path(), &search_path(), clock()).await.expect("opened");
     let volume = engine.create(&key(), &Properties::new(), None).await.expect("created");
     let point = volume.path.join("rootfs");
     std::fs::create_dir(&point).expect("made");
@@ -411,7 +534,7 @@ async fn what_is_mounted_below_a_volume_keeps_it_from_being_purged() {
     let trashed = engine.discard(&key()).await.expect("discarded");
     let error = engine.purge(&trashed).await.expect_err("busy");
     assert!(matches!(error, VolumeError::Busy { .. }), "{error}");
-    assert_eq!(engine.trash().await.expect("trash"), std::slice::from_ref(&trashed));
+    assert_eq!(names_of(&engine).await, std::slice::from_ref(&trashed));
     drop(mount);
     let moved = root.path().join("trash").join(trashed.to_string()).join("cache/rootfs");
     run("umount", &["-l".as_ref(), moved.as_os_str()]);
@@ -427,87 +550,4 @@ fn names(directory: &Path) -> Vec<String> {
 fn occupy(volume: &Volume) -> Held {
     let lock = std::fs::File::create(volume.path.join("buildkitd.lock")).expect("made");
     Held::try_lock(lock.into()).expect("no error").expect("free")
-}
-
-fn run(program: &str, args: &[&std::ffi::OsStr]) {
-    let output = Command::new(program).args(args).output().expect("started");
-    assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// A mount that goes with the test.
-struct Mount {
-    path: PathBuf,
-    directory: Option<tempfile::TempDir>,
-}
-
-impl Mount {
-    fn new(args: &[&str]) -> Option<Self> {
-        let directory = tempfile::tempdir().expect("a directory");
-        let mut mount = Self::over(directory.path(), args)?;
-        mount.directory = Some(directory);
-        Some(mount)
-    }
-
-    fn over(path: &Path, args: &[&str]) -> Option<Self> {
-        let output = Command::new("mount").args(args).arg(path).output();
-        match output {
-            Ok(output) if output.status.success() => {
-                Some(Self { path: path.canonicalize().expect("there"), directory: None })
-            }
-            Ok(output) => {
-                eprintln!("skipped: cannot mount: {}", String::from_utf8_lossy(&output.stderr).trim());
-                None
-            }
-            Err(error) => {
-                eprintln!("skipped: no mount program: {error}");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg("-l").arg(&self.path).output();
-        if let Ok(output) = unmounted
-            && !output.status.success()
-        {
-            eprintln!("cannot unmount: {}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-    }
-}
-
-/// A btrfs in a sparse file, gone with the test.
-struct BtrfsMount {
-    path: PathBuf,
-    _mount: Mount,
-    _directory: tempfile::TempDir,
-}
-
-impl BtrfsMount {
-    fn new() -> Option<Self> {
-        let directory = tempfile::tempdir().expect("a directory");
-        let (image, point) = (directory.path().join("image"), directory.path().join("mnt"));
-        std::fs::create_dir(&point).expect("made");
-        std::fs::File::create(&image).and_then(|file| file.set_len(256 << 20)).expect("a sparse file");
-        match Command::new("mkfs.btrfs").arg("-q").arg(&image).output() {
-            Ok(output) if output.status.success() => {}
-            Ok(output) => {
-                eprintln!("skipped: mkfs.btrfs: {}", String::from_utf8_lossy(&output.stderr).trim());
-                return None;
-            }
-            Err(error) => {
-                eprintln!("skipped: no mkfs.btrfs: {error}");
-                return None;
-            }
-        }
-        // The kernel frees the loop device with the mount, also when the test is killed and the mount is taken down by hand.
-        let mount = Mount::over(&point, &["-o", "loop", image.to_str().expect("text")])?;
-        Some(Self { path: mount.path.clone(), _mount: mount, _directory: directory })
-    }
-
-    fn subvolumes(&self) -> Vec<String> {
-        let output = Command::new("btrfs").args(["subvolume", "list"]).arg(&self.path).output().expect("btrfs");
-        String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
-    }
 }

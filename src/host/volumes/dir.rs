@@ -7,12 +7,14 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 
 use super::command::{Failure, Program, WALK};
 use super::tree::{Copy, Medium, Tree, blocking};
 use super::{Usage, VolumeError};
+use crate::clock::Clock;
 use crate::host::files;
 
 pub type DirEngine = Tree<Dir>;
@@ -28,11 +30,12 @@ pub struct Dir {
 }
 
 impl DirEngine {
-    /// `root` must exist; `search` are the directories in which programs are looked for, as [`super::SEARCH`].
-    pub async fn at(root: &Path, search: &[PathBuf]) -> Result<Self, VolumeError> {
+    /// `root` must exist; `search` are the directories in which programs are looked for, as [`super::SEARCH`];
+    /// `clock` says when something went to the trash.
+    pub async fn at(root: &Path, search: &[PathBuf], clock: Arc<dyn Clock>) -> Result<Self, VolumeError> {
         let find = |name| Program::find(name, search, REMEDY);
         let medium = Dir { cp: find("cp")?, rm: find("rm")?, du: find("du")? };
-        Self::open(root, medium, |_| Ok(())).await
+        Self::open(root, medium, clock, |_| Ok(())).await
     }
 }
 

@@ -3,26 +3,41 @@
 //! It passes the same contract as the real engines. Its paths exist nowhere; [`FakeVolumes::write`] and
 //! [`FakeVolumes::read`] stand for what a daemon would do below them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use kiln_domain::Key;
+use kiln_domain::{Key, Timestamp};
 
-use super::{SnapshotName, TrashName, Usage, Volume, VolumeEngine, VolumeError};
+use super::{FoundVolume, Fullness, SnapshotName, TrashName, Trashed, Usage, Volume, VolumeEngine, VolumeError};
+use crate::clock::Clock;
 use crate::host::Properties;
 
 /// See the module.
-#[derive(Debug, Default)]
-pub struct FakeVolumes(Mutex<State>);
+pub struct FakeVolumes {
+    state: Mutex<State>,
+    clock: Arc<dyn Clock>,
+}
 
 #[derive(Debug, Default)]
 struct State {
     live: BTreeMap<Key, Model>,
-    trash: BTreeMap<TrashName, Model>,
+    trash: BTreeMap<TrashName, (Timestamp, Model)>,
+    /// What is in our place and not ours.
+    strangers: BTreeSet<String>,
     last_trash: u64,
     full: bool,
+    fullness: Fullness,
+}
+
+/// It is always the same moment.
+struct Still;
+
+impl Clock for Still {
+    fn now(&self) -> Timestamp {
+        Timestamp::EPOCH
+    }
 }
 
 type Files = BTreeMap<String, String>;
@@ -39,8 +54,23 @@ struct Model {
 }
 
 impl FakeVolumes {
+    /// Without time: everything was discarded at the epoch.
     pub fn new() -> Self {
-        Self::default()
+        Self::with_clock(Arc::new(Still))
+    }
+
+    pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
+        Self { state: Mutex::default(), clock }
+    }
+
+    /// Something that is not ours.
+    pub fn add_stranger(&self, name: &str) {
+        self.state().strangers.insert(name.to_owned());
+    }
+
+    /// What is answered from now on, whatever is written; a size of 0 until then.
+    pub fn set_fullness(&self, fullness: Fullness) {
+        self.state().fullness = fullness;
     }
 
     /// What a daemon would write into the volume; false when there is none.
@@ -67,7 +97,13 @@ impl FakeVolumes {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for FakeVolumes {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -118,6 +154,27 @@ impl VolumeEngine for FakeVolumes {
 
     async fn list(&self) -> Result<Vec<Volume>, VolumeError> {
         Ok(self.state().live.iter().map(|(key, model)| model.volume(key)).collect())
+    }
+
+    async fn found(&self) -> Result<Vec<FoundVolume>, VolumeError> {
+        let state = self.state();
+        let ours = state.live.iter().map(|(key, model)| FoundVolume {
+            name: format!("live/{key}"),
+            key: Some(key.clone()),
+            properties: model.properties.clone(),
+        });
+        let others = state.strangers.iter().map(|name| FoundVolume {
+            name: name.clone(),
+            key: None,
+            properties: Properties::new(),
+        });
+        let mut found: Vec<_> = ours.chain(others).collect();
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    }
+
+    async fn fullness(&self) -> Result<Fullness, VolumeError> {
+        Ok(self.state().fullness)
     }
 
     async fn set_properties(&self, key: &Key, properties: &Properties) -> Result<(), VolumeError> {
@@ -202,25 +259,30 @@ impl VolumeEngine for FakeVolumes {
         state.last_trash += 1;
         let name = TrashName::new(key.clone(), state.last_trash);
         if let Some(model) = state.live.remove(key) {
-            state.trash.insert(name.clone(), model);
+            state.trash.insert(name.clone(), (self.clock.now(), model));
         }
         Ok(name)
     }
 
-    async fn trash(&self) -> Result<Vec<TrashName>, VolumeError> {
-        Ok(self.state().trash.keys().cloned().collect())
+    async fn trash(&self) -> Result<Vec<Trashed>, VolumeError> {
+        let state = self.state();
+        let described = state.trash.iter().map(|(name, (since, model))| Trashed {
+            name: name.clone(),
+            since: *since,
+            properties: model.properties.clone(),
+        });
+        Ok(described.collect())
     }
 
     async fn restore(&self, trashed: &TrashName) -> Result<Volume, VolumeError> {
         const OPERATION: &str = "restore";
         let (mut state, key) = (self.state(), trashed.key());
-        if !state.trash.contains_key(trashed) {
-            return Err(VolumeError::Missing { operation: OPERATION, name: trashed.to_string() });
-        }
+        let missing = || VolumeError::Missing { operation: OPERATION, name: trashed.to_string() };
+        let (_, model) = state.trash.get(trashed).cloned().ok_or_else(missing)?;
         if state.live.contains_key(key) {
             return Err(VolumeError::Exists { operation: OPERATION, name: key.to_string() });
         }
-        let model = state.trash.remove(trashed).unwrap_or_default();
+        state.trash.remove(trashed);
         let volume = model.volume(key);
         state.live.insert(key.clone(), model);
         Ok(volume)

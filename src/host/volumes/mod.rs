@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln_domain::Key;
+use kiln_domain::{Key, Timestamp};
 use thiserror::Error;
 
 use super::Properties;
@@ -21,6 +21,9 @@ mod contract;
 pub mod dir;
 #[cfg(test)]
 pub mod fake;
+mod listing;
+#[cfg(test)]
+mod mounts;
 mod names;
 mod record;
 mod root;
@@ -52,6 +55,37 @@ pub struct Volume {
     /// Where it is mounted; what an instance gets as its cache.
     pub path: PathBuf,
     pub properties: Properties,
+}
+
+/// Something where our volumes are, ours or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundVolume {
+    /// Where it lies in the engine's root, for people: `live/pbcce5b6205652dd7`.
+    pub name: String,
+    /// `None` for what does not carry our mark, or carries a damaged one.
+    pub key: Option<Key>,
+    pub properties: Properties,
+}
+
+/// A volume in the trash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trashed {
+    pub name: TrashName,
+    /// When it was discarded.
+    pub since: Timestamp,
+    /// As it had them; empty where they cannot be read any more.
+    pub properties: Properties,
+}
+
+/// How full that is what all volumes share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fullness {
+    pub bytes_used: u64,
+    /// Used and still to be had; what is kept for root is not counted.
+    pub bytes_total: u64,
+    pub inodes_used: u64,
+    /// 0 where inodes are made as they are needed.
+    pub inodes_total: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +139,12 @@ pub trait VolumeEngine: Send + Sync + 'static {
     /// All volumes with our mark.
     async fn list(&self) -> Result<Vec<Volume>, VolumeError>;
 
+    /// Everything in the root, ours or not, sorted by name. What we have half-made is nobody's, and the trash has a list
+    /// of its own. Nothing is changed by it.
+    async fn found(&self) -> Result<Vec<FoundVolume>, VolumeError>;
+
+    async fn fullness(&self) -> Result<Fullness, VolumeError>;
+
     /// Replaces the properties given and keeps the others.
     async fn set_properties(&self, key: &Key, properties: &Properties) -> Result<(), VolumeError>;
 
@@ -134,7 +174,8 @@ pub trait VolumeEngine: Send + Sync + 'static {
     /// Moves a volume, its snapshots included, to the trash; [`VolumeError::Busy`] while a daemon uses it.
     async fn discard(&self, key: &Key) -> Result<TrashName, VolumeError>;
 
-    async fn trash(&self) -> Result<Vec<TrashName>, VolumeError>;
+    /// By key, then by age.
+    async fn trash(&self) -> Result<Vec<Trashed>, VolumeError>;
 
     /// Brings a volume back under its key; [`VolumeError::Exists`] when there is a new one.
     async fn restore(&self, trashed: &TrashName) -> Result<Volume, VolumeError>;

@@ -4,7 +4,7 @@
 //! restoring a directory, can be read by whoever has to repair things by hand, and exists on every file system. It lies
 //! beside the cache and not in it, so no daemon sees it.
 
-use kiln_domain::Key;
+use kiln_domain::{Key, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::host::Properties;
@@ -23,6 +23,9 @@ pub(super) struct Record {
     pub origin: Option<Origin>,
     /// Sequence of the youngest snapshot ever taken, destroyed or not.
     pub last_snapshot: u64,
+    /// When it was last discarded; means something in the trash only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub discarded: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +51,7 @@ impl Record {
     pub(super) fn new(key: &Key, properties: &Properties, size: Option<u64>, origin: Option<Origin>) -> Self {
         let mut properties = properties.clone();
         properties.insert(KEY_PROPERTY.to_owned(), key.to_string());
-        Self { format: FORMAT, properties, size, origin, last_snapshot: 0 }
+        Self { format: FORMAT, properties, size, origin, last_snapshot: 0, discarded: None }
     }
 
     pub(super) fn belongs_to(&self, key: &Key) -> bool {

@@ -11,7 +11,7 @@ use super::record::{FORMAT, Marker};
 use crate::host::files;
 use crate::host::occupancy::Held;
 
-const MARKER: &str = "kiln-volumes.json";
+pub(super) const MARKER: &str = "kiln-volumes.json";
 
 /// A root that is ours as long as this lives.
 pub(super) struct Claim {

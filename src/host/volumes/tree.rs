@@ -15,26 +15,26 @@
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use kiln_domain::Key;
 use rustix::fs::{CWD, RenameFlags};
 
-use super::command::Failure;
-use super::record::{self, KEY_PROPERTY, Marker, Origin, Record};
+use super::command::{Failure, QUICK};
+use super::listing::{
+    CACHE, Home, LIVE, RECORD, SNAPSHOTS, TRASH, describe, entries, found_below, fullness_of, leftovers, names_in,
+    read_home,
+};
+use super::record::{KEY_PROPERTY, Marker, Origin, Record};
 use super::root::{Claim, marker_path};
-use super::{SnapshotName, TrashName, Usage, Volume, VolumeEngine, VolumeError};
+use super::{FoundVolume, Fullness, SnapshotName, TrashName, Trashed, Usage, Volume, VolumeEngine, VolumeError};
+use crate::clock::Clock;
 use crate::host::files::HALF;
 use crate::host::key_locks::KeyLocks;
 use crate::host::occupancy::{self, Held, Occupancy};
 use crate::host::{Properties, files};
-
-const LIVE: &str = "live";
-const TRASH: &str = "trash";
-const RECORD: &str = "record.json";
-const CACHE: &str = "cache";
-const SNAPSHOTS: &str = "snapshots";
 
 /// How a kind of storage makes, copies, measures and removes one directory of cache.
 #[async_trait]
@@ -67,6 +67,7 @@ pub enum Copy {
 pub struct Tree<M> {
     root: PathBuf,
     medium: M,
+    clock: Arc<dyn Clock>,
     marker: tokio::sync::Mutex<Marker>,
     locks: KeyLocks,
     next_half: AtomicU64,
@@ -78,6 +79,7 @@ impl<M: Medium> Tree<M> {
     pub(super) async fn open(
         root: &Path,
         medium: M,
+        clock: Arc<dyn Clock>,
         suits: impl FnOnce(&Path) -> Result<(), VolumeError> + Send + 'static,
     ) -> Result<Self, VolumeError> {
         let (wanted, engine) = (root.to_owned(), medium.name());
@@ -87,6 +89,7 @@ impl<M: Medium> Tree<M> {
         let tree = Self {
             root: claim.root,
             medium,
+            clock,
             marker: tokio::sync::Mutex::new(claim.marker),
             locks: KeyLocks::default(),
             next_half: AtomicU64::new(0),
@@ -241,6 +244,18 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         listed.await.map_err(|e| e.during("list", "all"))
     }
 
+    async fn found(&self) -> Result<Vec<FoundVolume>, VolumeError> {
+        let found = blocking(&self.root, found_below);
+        found.await.map_err(|e| e.during("list", "all"))
+    }
+
+    async fn fullness(&self) -> Result<Fullness, VolumeError> {
+        let measured = tokio::time::timeout(QUICK, blocking(&self.root, fullness_of)).await;
+        let waited_for = || format!("the file system of {}", self.root.display());
+        let measured = measured.unwrap_or_else(|_| Err(Failure::TimedOut { waited_for: waited_for(), after: QUICK }));
+        measured.map_err(|e| e.during("measure", "all"))
+    }
+
     async fn set_properties(&self, key: &Key, properties: &Properties) -> Result<(), VolumeError> {
         const OPERATION: &str = "set properties of";
         let _locked = self.locks.lock(key).await;
@@ -336,8 +351,10 @@ impl<M: Medium> VolumeEngine for Tree<M> {
     async fn discard(&self, key: &Key) -> Result<TrashName, VolumeError> {
         const OPERATION: &str = "discard";
         let _locked = self.locks.lock(key).await;
-        let (volume, _) = self.require(OPERATION, key).await?;
+        let (volume, record) = self.require(OPERATION, key).await?;
         let _quiet = self.hold(OPERATION, key, &volume).await?;
+        let record = Record { discarded: Some(self.clock.now()), ..record };
+        self.write_record(key, record).await.map_err(|e| e.during(OPERATION, key))?;
         let mut marker = self.marker.lock().await;
         let next = Marker { last_trash: marker.last_trash + 1, ..marker.clone() };
         let name = TrashName::new(key.clone(), next.last_trash);
@@ -352,9 +369,14 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         Ok(name)
     }
 
-    async fn trash(&self) -> Result<Vec<TrashName>, VolumeError> {
-        let names = blocking(&self.root.join(TRASH), names_in);
-        names.await.map_err(|e| e.during("list", "trash"))
+    async fn trash(&self) -> Result<Vec<Trashed>, VolumeError> {
+        let trash = blocking(&self.root.join(TRASH), |trash| {
+            let names = names_in::<TrashName>(trash)?.into_iter();
+            // One may have been purged since it was listed.
+            let described = names.map(|name| describe(&trash.join(name.to_string()), name).transpose());
+            described.flatten().collect()
+        });
+        trash.await.map_err(|e| e.during("list", "trash"))
     }
 
     async fn restore(&self, trashed: &TrashName) -> Result<Volume, VolumeError> {
@@ -369,7 +391,13 @@ impl<M: Medium> VolumeEngine for Tree<M> {
             return Err(VolumeError::Exists { operation: OPERATION, name: key.to_string() });
         }
         blocking(&from, move |from| move_to(from, &to)).await.map_err(|e| e.during(OPERATION, trashed))?;
-        Ok(self.require(OPERATION, key).await?.0)
+        let (volume, record) = self.require(OPERATION, key).await?;
+        let restored = Record { discarded: None, ..record };
+        if let Err(failure) = self.write_record(key, restored).await {
+            // What it says means nothing here.
+            tracing::debug!(%key, ?failure, "a restored volume still says when it was discarded");
+        }
+        Ok(volume)
     }
 
     async fn purge(&self, trashed: &TrashName) -> Result<(), VolumeError> {
@@ -381,90 +409,6 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         };
         purged.await.map_err(|e| e.during("purge", trashed))
     }
-}
-
-/// What stands where a volume should be.
-enum Home {
-    Absent,
-    Ours(Volume, Record),
-    Foreign(String),
-    Unreadable(PathBuf, io::Error),
-}
-
-fn read_home(home: &Path, key: &Key) -> Home {
-    match home.symlink_metadata() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Home::Absent,
-        Err(error) => return Home::Unreadable(home.to_owned(), error),
-        Ok(metadata) if !metadata.is_dir() => return Home::Foreign("something that is not a directory".to_owned()),
-        Ok(_) => {}
-    }
-    let record = match files::read::<Record>(&home.join(RECORD)) {
-        // It may have been moved to the trash since we looked.
-        Ok(None) if matches!(home.try_exists(), Ok(false)) => return Home::Absent,
-        Ok(None) => return Home::Foreign(format!("a directory without our {RECORD}")),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-            return Home::Foreign(format!("a directory with a damaged {RECORD} ({error})"));
-        }
-        Err(error) => return Home::Unreadable(home.join(RECORD), error),
-        Ok(Some(record)) => record,
-    };
-    if record.format > record::FORMAT {
-        return Home::Foreign("a volume of a newer Kiln".to_owned());
-    }
-    if !record.belongs_to(key) {
-        return Home::Foreign(format!("the volume of {:?}", record.properties.get(KEY_PROPERTY)));
-    }
-    let path = home.join(CACHE);
-    match path.symlink_metadata() {
-        // Damage, and not to be taken for an empty cache.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Home::Foreign(format!("a record whose {CACHE} is missing"))
-        }
-        Err(error) => Home::Unreadable(path, error),
-        Ok(metadata) if !metadata.is_dir() => Home::Foreign(format!("a volume whose {CACHE} is not a directory")),
-        Ok(_) => Home::Ours(Volume { key: key.clone(), path, properties: record.properties.clone() }, record),
-    }
-}
-
-/// Everything with a half-made name: whole volumes, and what is single: snapshots and files.
-fn leftovers(root: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Failure> {
-    let (mut homes, mut copies) = (Vec::new(), Vec::new());
-    let half = |(name, path): (String, PathBuf)| name.starts_with(HALF).then_some(path);
-    for (name, path) in entries(&root.join(LIVE))? {
-        if name.starts_with(HALF) {
-            homes.push(path);
-        } else if name.parse::<Key>().is_ok() {
-            copies.extend(entries(&path)?.into_iter().filter_map(half));
-            copies.extend(entries(&path.join(SNAPSHOTS))?.into_iter().filter_map(half));
-        }
-    }
-    copies.extend(entries(root)?.into_iter().filter_map(half));
-    homes.extend(entries(&root.join(TRASH))?.into_iter().filter_map(half));
-    Ok((homes, copies))
-}
-
-/// The names of a directory that are text, with their paths; a directory that is not there is empty.
-fn entries(directory: &Path) -> Result<Vec<(String, PathBuf)>, Failure> {
-    let read = || -> io::Result<Vec<(String, PathBuf)>> {
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir(directory)? {
-            let entry = entry?;
-            if let Ok(name) = entry.file_name().into_string() {
-                found.push((name, entry.path()));
-            }
-        }
-        Ok(found)
-    };
-    match read() {
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(Vec::new()),
-        result => result.map_err(|error| Failure::io(directory, error)),
-    }
-}
-
-fn names_in<N: std::str::FromStr + Ord>(directory: &Path) -> Result<Vec<N>, Failure> {
-    let mut names: Vec<N> = entries(directory)?.into_iter().filter_map(|(name, _)| name.parse().ok()).collect();
-    names.sort();
-    Ok(names)
 }
 
 /// Renames durably, never over something.

@@ -16,7 +16,7 @@ async fn victim() {
     let store = Store::open(Path::new(&path)).expect("opens");
     store.create_project(&spec(1), POOL, NOW).await.expect("creates");
     for number in 0.. {
-        store.add_lease(&key(1), &lease(number), Some(event("routed"))).await.expect("adds");
+        add_lease(&store, 1, &lease(number), Some(event("routed"))).await.expect("adds");
         let mut out = std::io::stdout().lock();
         writeln!(out, "acknowledged {number}").and_then(|()| out.flush()).expect("the parent listens");
     }
@@ -54,12 +54,12 @@ async fn kill_9_loses_nothing_that_was_acknowledged() {
 }
 
 /// A file system of its own, unmounted in the end. `None` where only root could mount it.
-struct Disk {
-    place: Place,
+pub(super) struct Disk {
+    pub(super) place: Place,
 }
 
 impl Disk {
-    fn mount(options: &str) -> Option<Self> {
+    pub(super) fn mount(options: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: mounting a tmpfs needs root");
             return None;
@@ -75,6 +75,12 @@ impl Disk {
             return None;
         }
         Some(Self { place })
+    }
+
+    pub(super) fn remount(&self, options: &str) {
+        let options = format!("remount,{options}");
+        let done = Command::new("mount").args(["-o", &options]).arg(self.place.directory.path()).status();
+        assert!(done.expect("mount runs").success(), "{options}");
     }
 }
 
@@ -99,11 +105,12 @@ async fn a_full_disk_is_an_error_and_not_the_end() {
         }
         assert!(kept < 1000, "the disk is too big");
     };
-    assert!(matches!(error, super::super::StoreError::Sqlite { .. }), "{error:?}");
+    let text = crate::causes::in_one_line(&error);
+    let place = disk.place.path();
+    assert_eq!(text, format!("the disk is full: free some space on the file system of {}", place.display()));
     assert_eq!(store.latest_event_id().await.expect("reads"), kept, "what was acknowledged, and no more");
     assert_eq!(store.project(&record.key).await.expect("reads go on"), Some(record));
-    let resized = Command::new("mount").args(["-o", "remount,size=64m"]).arg(disk.place.directory.path()).status();
-    assert!(resized.expect("mount runs").success());
+    disk.remount("size=64m");
     assert_eq!(store.record(event("room again")).await.expect("writes go on"), kept + 1);
 }
 

@@ -1,22 +1,18 @@
 //! What writes do, alone and together.
 
-use std::collections::HashSet;
 use std::sync::mpsc;
-use std::time::Duration;
 
 use futures_util::future::join_all;
-use kiln_domain::project::{Settings, Tier};
-use kiln_domain::{Generation, Phase};
 
-use super::super::writer::Writing;
-use super::super::{Created, StoreError, events};
+use super::super::commit::Writing;
+use super::super::{StoreError, events};
 use super::*;
 
 /// Occupies the writer until the sender is dropped, so that what is submitted meanwhile shares one commit.
 fn hold_the_writer(store: &Store) -> mpsc::Sender<()> {
     let (release, held) = mpsc::channel::<()>();
     let (started, has_started) = mpsc::channel();
-    drop(store.inner.writer.submit(move |_| {
+    drop(store.submit(move |_| {
         let _ = started.send(());
         let _ = held.recv_timeout(Duration::from_secs(20));
         Ok(())
@@ -25,68 +21,21 @@ fn hold_the_writer(store: &Store) -> mpsc::Sender<()> {
     release
 }
 
-fn sql(text: &'static str) -> impl FnOnce(&mut Writing<'_>) -> Result<(), StoreError> + Send + 'static {
+pub(super) fn sql(text: &'static str) -> impl FnOnce(&mut Writing<'_>) -> Result<(), StoreError> + Send + 'static {
     move |writing| writing.connection.execute_batch(text).map_err(StoreError::sqlite("test"))
-}
-
-#[tokio::test]
-async fn a_project_comes_back_as_it_was_saved() {
-    let place = Place::new();
-    let store = place.open();
-    assert_eq!(store.project(&key(1)).await.expect("reads"), None);
-    let Created { mut record, new } = store.create_project(&spec(1), POOL, NOW).await.expect("creates");
-    assert!(new);
-    assert_eq!((record.address, &record.phase), (POOL.first, &Phase::Absent));
-    assert_eq!(store.project(&key(1)).await.expect("reads"), Some(record.clone()));
-
-    record.phase = Phase::Failed { reason: "no room".to_owned() };
-    record.generation = Generation::from_stored(7);
-    record.incarnation = Some("run 7".to_owned());
-    record.settings =
-        Settings { tier: Tier::Hot, idle_window: Some(Duration::from_secs(90)), volume_bytes: Some(1 << 40) };
-    record.last_activity = NOW.plus(Duration::from_secs(5));
-    store.save_project(&record, Some(event("saved"))).await.expect("saves");
-    assert_eq!(store.project(&key(1)).await.expect("reads"), Some(record.clone()));
-
-    let again = store.create_project(&spec(1), POOL, NOW.plus(Duration::from_secs(9))).await.expect("finds");
-    assert_eq!(again, Created { record, new: false });
-    let other = kiln_domain::ProjectRecord::new(spec(2), POOL.last, NOW);
-    assert!(
-        matches!(store.save_project(&other, None).await, Err(StoreError::UnknownProject { key: k }) if k == key(2))
-    );
-}
-
-#[tokio::test]
-async fn every_phase_is_kept() {
-    let place = Place::new();
-    let store = place.open();
-    let mut record = store.create_project(&spec(1), POOL, NOW).await.expect("creates").record;
-    for phase in [
-        Phase::Absent,
-        Phase::Provisioning,
-        Phase::Starting,
-        Phase::Warm,
-        Phase::Draining,
-        Phase::Idle,
-        Phase::Failed { reason: String::new() },
-    ] {
-        record.phase = phase;
-        store.save_project(&record, None).await.expect("saves");
-        assert_eq!(store.project(&record.key).await.expect("reads").as_ref(), Some(&record));
-    }
 }
 
 #[tokio::test]
 async fn a_lease_lives_until_it_is_released_or_forgotten() {
     let place = Place::new();
     let store = place.open();
-    assert!(matches!(store.add_lease(&key(1), &lease(1), None).await, Err(StoreError::UnknownProject { .. })));
+    assert!(matches!(add_lease(&store, 1, &lease(1), None).await, Err(StoreError::UnknownProject { .. })));
     store.create_project(&spec(1), POOL, NOW).await.expect("creates");
     let mut late = lease(1);
     late.created = NOW.plus(Duration::from_mins(1));
     late.renewed = late.created;
-    store.add_lease(&key(1), &late, Some(event("routed"))).await.expect("adds");
-    store.add_lease(&key(1), &lease(2), None).await.expect("adds");
+    add_lease(&store, 1, &late, Some(event("routed"))).await.expect("adds");
+    add_lease(&store, 1, &lease(2), None).await.expect("adds");
     assert_eq!(store.leases(&key(1)).await.expect("reads"), [lease(2), late.clone()], "the oldest first");
     let activity = |record: Option<kiln_domain::ProjectRecord>| record.expect("is there").last_activity;
     let last = activity(store.project(&key(1)).await.expect("reads"));
@@ -106,81 +55,13 @@ async fn a_lease_lives_until_it_is_released_or_forgotten() {
 }
 
 #[tokio::test]
-async fn active_are_those_that_are_not_quiet_or_hot_or_leased() {
-    let place = Place::new();
-    let store = place.open();
-    for number in 0..5 {
-        let mut record = store.create_project(&spec(number), POOL, NOW).await.expect("creates").record;
-        record.phase = if number == 1 { Phase::Warm } else { Phase::Idle };
-        record.settings.tier = if number == 2 { Tier::Hot } else { Tier::Warm };
-        store.save_project(&record, None).await.expect("saves");
-    }
-    store.add_lease(&key(3), &lease(1), None).await.expect("adds");
-    let keys = |records: Vec<kiln_domain::ProjectRecord>| records.into_iter().map(|r| r.key).collect::<Vec<_>>();
-    let mut expected = vec![key(1), key(2), key(3)];
-    expected.sort();
-    assert_eq!(keys(store.active_projects().await.expect("reads")), expected);
-    assert_eq!(store.projects().await.expect("reads").len(), 5);
-}
-
-#[tokio::test]
-async fn one_key_with_two_identities_is_refused() {
-    let place = Place::new();
-    let store = place.open();
-    store.create_project(&spec(1), POOL, NOW).await.expect("creates");
-    // A collision of two 64-bit keys, the cheap way.
-    store.inner.writer.submit(sql("UPDATE projects SET repo = 'github.com/victim/repo'")).await.expect("writes");
-    let error = store.create_project(&spec(1), POOL, NOW).await.expect_err("is refused");
-    assert!(matches!(&error, StoreError::OtherIdentity { key: k, stored }
-        if *k == key(1) && stored.repo.as_str() == "github.com/victim/repo"));
-    assert!(error.to_string().contains("must not share its cache"), "{error}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_at_once_get_two_hundred_addresses() {
-    let place = Place::new();
-    let store = place.open();
-    let twice = (0..400).map(|i| {
-        let store = store.clone();
-        tokio::spawn(async move { store.create_project(&spec(i % 200), POOL, NOW).await.expect("creates") })
-    });
-    let created: Vec<Created> = join_all(twice).await.into_iter().map(|c| c.expect("runs")).collect();
-    assert_eq!(created.iter().filter(|c| c.new).count(), 200);
-    let addresses: HashSet<_> = created.iter().map(|c| c.record.address).collect();
-    assert_eq!(addresses.len(), 200);
-    assert!(addresses.iter().all(|a| POOL.contains(*a) && a.to_bits() < POOL.first.to_bits() + 200), "no holes");
-}
-
-#[tokio::test]
-async fn the_lowest_free_address_is_given_until_there_is_none() {
-    let place = Place::new();
-    let store = place.open();
-    let pool = AddressPool { first: Ipv4Addr::new(10, 0, 0, 254), last: Ipv4Addr::new(10, 0, 1, 2) };
-    let address = async |number| store.create_project(&spec(number), pool, NOW).await.map(|c| c.record.address);
-    for number in 0..5 {
-        address(number).await.expect("there is room");
-    }
-    assert!(matches!(address(5).await, Err(StoreError::NoAddress { pool: p }) if p == pool));
-    for (freed, text) in [
-        (pool.first, "DELETE FROM projects WHERE address = 0x0a0000fe"),
-        (Ipv4Addr::new(10, 0, 1, 0), "DELETE FROM projects WHERE address = 0x0a000100"),
-        (pool.last, "DELETE FROM projects WHERE address = 0x0a000102"),
-    ] {
-        store.inner.writer.submit(sql(text)).await.expect("deletes");
-        assert_eq!(address(100 + freed.to_bits() as usize).await.expect("one is free"), freed);
-    }
-    let empty = AddressPool { first: pool.last, last: pool.first };
-    assert!(matches!(store.create_project(&spec(77), empty, NOW).await, Err(StoreError::NoAddress { .. })));
-}
-
-#[tokio::test]
 async fn what_gathers_shares_a_commit() {
     let place = Place::new();
     let store = place.open();
     store.create_project(&spec(1), POOL, NOW).await.expect("creates");
     let release = hold_the_writer(&store);
     let before = store.figures();
-    let waiting: Vec<_> = (0..500).map(|i| store.add_lease(&key(1), &lease(i), None)).collect();
+    let waiting: Vec<_> = (0..500).map(|i| add_lease(&store, 1, &lease(i), None)).collect();
     drop(release);
     for outcome in join_all(waiting).await {
         outcome.expect("is written");
@@ -198,13 +79,13 @@ async fn one_that_fails_harms_nobody_in_its_commit() {
     let mut heard = store.subscribe();
     store.create_project(&spec(1), POOL, NOW).await.expect("creates");
     let release = hold_the_writer(&store);
-    let first = store.add_lease(&key(1), &lease(1), Some(event("first")));
-    let same_token = store.add_lease(&key(1), &lease(1), Some(event("same token")));
-    let panics = store.inner.writer.submit::<(), _>(|writing| {
+    let first = add_lease(&store, 1, &lease(1), Some(event("first")));
+    let same_token = add_lease(&store, 1, &lease(1), Some(event("same token")));
+    let panics = store.submit::<(), _>(|writing| {
         events::record(writing, event("half"))?;
         panic!("a fault in a write (this panic is part of a test)");
     });
-    let last = store.add_lease(&key(1), &lease(2), Some(event("last")));
+    let last = add_lease(&store, 1, &lease(2), Some(event("last")));
     drop(release);
     first.await.expect("is written");
     assert!(matches!(same_token.await, Err(StoreError::Sqlite { doing: "add the lease", .. })));
@@ -223,14 +104,14 @@ async fn when_a_commit_fails_all_of_it_hear_so_and_the_next_is_fine() {
     let mut heard = store.subscribe();
     let ways_to_fail = [
         // At COMMIT itself: a lease of nobody, found only then.
-        "PRAGMA defer_foreign_keys = ON; INSERT INTO leases VALUES ('t', 'nobody', 0, 0)",
+        "PRAGMA defer_foreign_keys = ON; INSERT INTO leases VALUES ('t', 'nobody', 0, 0, 0)",
         // In the middle, as a full disk does: the transaction is gone when the statement returns.
         "ROLLBACK; SELECT * FROM nowhere",
     ];
     for way in ways_to_fail {
         let release = hold_the_writer(&store);
         let before = store.record(event("before"));
-        let culprit = store.inner.writer.submit(sql(way));
+        let culprit = store.submit(sql(way));
         let after = store.record(event("after"));
         drop(release);
         assert!(before.await.is_err() && culprit.await.is_err() && after.await.is_err(), "{way}");
@@ -271,15 +152,68 @@ async fn a_write_stands_when_nobody_waits_for_it() {
 }
 
 #[tokio::test]
-async fn the_journal_is_bounded_and_its_ids_go_on() {
+async fn a_lease_is_found_by_its_token_and_a_renewal_never_takes_one_back() {
     let place = Place::new();
     let store = place.open();
-    let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100999)
-        INSERT INTO events (id, at, kind, text) SELECT i, 0, 'x', '' FROM n";
-    store.inner.writer.submit(sql(many)).await.expect("fills");
-    assert_eq!(store.record(event("the last drop")).await.expect("is written"), 101_000);
-    let kept = store.events(0, u32::MAX).await.expect("reads");
-    assert_eq!(i64::try_from(kept.len()), Ok(events::KEPT));
-    assert_eq!((kept[0].id, kept[kept.len() - 1].text.as_str()), (1001, "the last drop"));
-    assert_eq!(store.events(100_998, 1).await.expect("reads")[0].id, 100_999);
+    store.create_project(&spec(1), POOL, NOW).await.expect("creates");
+    assert!(!store.renew_lease(&lease(1).token, NOW).await.expect("there is none"));
+    assert_eq!(store.lease(&lease(1).token).await.expect("reads"), None);
+    add_lease(&store, 1, &lease(1), None).await.expect("adds");
+    let (sooner, later) = (NOW.plus(Duration::from_mins(1)), NOW.plus(Duration::from_mins(2)));
+    assert!(store.renew_lease(&lease(1).token, later).await.expect("renews"));
+    assert!(store.renew_lease(&lease(1).token, sooner).await.expect("comes late"));
+    let renewed = Lease { renewed: later, ..lease(1) };
+    assert_eq!(store.lease(&lease(1).token).await.expect("reads"), Some((key(1), renewed)));
+}
+
+#[tokio::test]
+async fn a_route_stores_lease_activity_and_builds_together() {
+    let place = Place::new();
+    let store = place.open();
+    store.create_project(&spec(1), POOL, NOW).await.expect("creates");
+    let mut builds = BuildTimes::default();
+    builds.note(NOW);
+    builds.note(NOW.plus(Duration::from_secs(7)));
+    let born = NOW.plus(Duration::from_secs(7));
+    let before = store.figures();
+    let routed = store.add_lease(&key(1), &Lease { created: born, ..lease(1) }, &builds, Some(event("routed")));
+    routed.await.expect("adds");
+    assert_eq!(store.figures().commits - before.commits, 1);
+    let record = store.project(&key(1)).await.expect("reads").expect("is there");
+    assert_eq!((&record.builds, record.last_activity), (&builds, born));
+    // A completion is activity and no build.
+    assert!(store.remove_lease(&lease(1).token, born, None).await.expect("removes"));
+    assert_eq!(store.project(&key(1)).await.expect("reads").expect("is there").builds, builds);
+}
+
+#[tokio::test]
+async fn a_ping_is_a_write_and_leaves_one_row() {
+    let place = Place::new();
+    let store = place.open();
+    for pings in 1..=3 {
+        let before = store.figures();
+        store.ping().await.expect("writes");
+        assert_eq!(store.figures().commits - before.commits, 1);
+        let rows = store.read(|connection| {
+            let sql = "SELECT count(*), max(value) FROM notes WHERE name = 'pings'";
+            let row = connection.query_row(sql, [], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)));
+            row.map_err(StoreError::sqlite("test"))
+        });
+        assert_eq!(rows.await.expect("reads"), (1, pings));
+    }
+}
+
+#[tokio::test]
+async fn an_event_says_by_whom_and_by_which_rule_and_is_found_by_its_project() {
+    let place = Place::new();
+    let store = place.open();
+    for number in 0..10 {
+        let of = key(number % 2);
+        let event = NewEvent::new(NOW, Some(&of), "test", number.to_string());
+        store.record(event.by(format!("client {number}")).rule("drain-when-idle")).await.expect("writes");
+    }
+    let told = store.events_of(&key(1), 3).await.expect("reads");
+    assert_eq!(told.iter().map(|event| event.text.as_str()).collect::<Vec<_>>(), ["5", "7", "9"]);
+    assert_eq!((told[2].by.as_str(), told[2].rule.as_deref()), ("client 9", Some("drain-when-idle")));
+    assert_eq!(store.events_of(&key(2), 3).await.expect("reads"), []);
 }

@@ -1,12 +1,16 @@
 //! The worker against a model host and a real store.
 
+mod heart;
+
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kiln_domain::admission::AdmissionPolicy;
+use kiln_domain::idle::IdlePolicy;
 use kiln_domain::lease::LeasePolicy;
 use kiln_domain::plan::{InstanceSeen, Step, Stop};
-use kiln_domain::{AddressPool, BuildSpec, Key, LeaseToken, Policy};
+use kiln_domain::{AddressPool, BuildSpec, Key, LeaseToken, Policy, Rules, Settings};
 use kiln_wire::RouteResponse;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
@@ -14,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::model::{ModelEffects, Mood};
 use super::{
-    Addressing, Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, Routed, StepDeadlines, StopError,
+    Addressing, Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, Routed, StepDeadlines, VerbError,
 };
 use crate::clock::SystemClock;
 use crate::entropy::SystemEntropy;
@@ -39,15 +43,19 @@ impl Drop for Bench {
 
 impl Bench {
     fn new(effects: ModelEffects) -> Self {
-        Self::with_policy(effects, POLICY)
+        Self::with_policy(effects, policy())
     }
 
     fn with_window(effects: ModelEffects, idle_window: Duration) -> Self {
-        Self::with_policy(effects, Policy { idle_window, ..POLICY })
+        Self::with_policy(effects, with_window(idle_window))
     }
 
     fn with_policy(effects: ModelEffects, policy: Policy) -> Self {
-        let bench = Self::on(TempDir::new().expect("a directory"), Arc::new(effects), policy);
+        Self::with_config(effects, config(policy))
+    }
+
+    fn with_config(effects: ModelEffects, config: ProjectsConfig) -> Self {
+        let bench = Self::on(TempDir::new().expect("a directory"), Arc::new(effects), config);
         tokio::spawn({
             let (projects, running) = (bench.projects.clone(), bench.running.clone());
             async move { projects.start(running).await.expect("the store can be read").await }
@@ -55,7 +63,7 @@ impl Bench {
         bench
     }
 
-    fn on(dir: TempDir, effects: Arc<ModelEffects>, policy: Policy) -> Self {
+    fn on(dir: TempDir, effects: Arc<ModelEffects>, config: ProjectsConfig) -> Self {
         let store = Store::open(&dir.path().join("kiln.db")).expect("a database");
         let foundations = Foundations {
             store,
@@ -64,7 +72,7 @@ impl Bench {
             clock: Arc::new(SystemClock),
             entropy: Arc::new(SystemEntropy::default()),
         };
-        let projects = Projects::new(config(policy), foundations);
+        let projects = Projects::new(config, foundations);
         Self { dir, effects, projects, running: CancellationToken::new() }
     }
 
@@ -77,7 +85,7 @@ impl Bench {
         for file in ["kiln.db", "kiln.db-wal"] {
             tokio::fs::copy(dir.path().join(file), copy.path().join(file)).await.expect("copied");
         }
-        let bench = Self::on(copy, effects.clone(), POLICY);
+        let bench = Self::on(copy, effects.clone(), config(policy()));
         drop(bench.projects.start(bench.running.clone()).await.expect("the store can be read"));
         bench
     }
@@ -88,7 +96,7 @@ impl Bench {
 
     async fn try_route(&self) -> Result<RouteResponse, RouteError> {
         let routed = self.projects.route(spec(), RouteOptions::default());
-        Ok(tokio::time::timeout(PATIENCE, routed).await.expect("an answer in time")?.deliver())
+        Ok(tokio::time::timeout(PATIENCE, routed).await.expect("an answer in time").map(deliver)?)
     }
 
     async fn leases(&self) -> usize {
@@ -116,14 +124,32 @@ impl Bench {
     }
 }
 
-const POLICY: Policy = Policy {
-    lease: LeasePolicy { grace: Duration::from_secs(600), max_build_age: Duration::from_secs(7200) },
-    idle_window: Duration::from_secs(900),
-};
+/// As the HTTP layer does when the answer has left.
+fn deliver(routed: Routed) -> RouteResponse {
+    let response = routed.response();
+    routed.delivered();
+    response
+}
+
+fn policy() -> Policy {
+    with_window(Duration::from_secs(900))
+}
+
+fn with_window(window: Duration) -> Policy {
+    Policy {
+        lease: LeasePolicy { grace: Duration::from_secs(600), max_build_age: Duration::from_secs(7200) },
+        idle: IdlePolicy { window, longest: Duration::ZERO, fork_window: window },
+        ..Policy::default()
+    }
+}
 
 fn config(policy: Policy) -> ProjectsConfig {
     ProjectsConfig {
         policy,
+        admission: AdmissionPolicy::default(),
+        defaults: Settings::default(),
+        rules: Rules::default(),
+        trash_kept: Duration::from_secs(3600),
         deadlines: StepDeadlines::default(),
         addresses: AddressPool { first: Ipv4Addr::new(127, 88, 0, 1), last: Ipv4Addr::new(127, 88, 3, 250) },
         addressing: Addressing {
@@ -157,7 +183,8 @@ async fn many_first_requests_start_one_daemon_and_each_gets_a_lease_on_disk() {
     let mut routes = JoinSet::new();
     for _ in 0..100 {
         let projects = bench.projects.clone();
-        routes.spawn(async move { projects.route(spec(), RouteOptions::default()).await.expect("routed").deliver() });
+        routes
+            .spawn(async move { projects.route(spec(), RouteOptions::default()).await.map(deliver).expect("routed") });
     }
     let answers = routes.join_all().await;
     let tokens: std::collections::HashSet<_> = answers.iter().map(|a| a.build_id.clone()).collect();
@@ -173,12 +200,12 @@ async fn a_client_that_goes_away_cancels_only_its_own_wait() {
     let bench = Bench::new(ModelEffects::gated());
     let gone = tokio::spawn({
         let projects = bench.projects.clone();
-        async move { projects.route(spec(), RouteOptions::default()).await.map(Routed::deliver) }
+        async move { projects.route(spec(), RouteOptions::default()).await.map(deliver) }
     });
     bench.until("the first step is under way", async |b| b.phase().await == "provisioning").await;
     let stays = tokio::spawn({
         let projects = bench.projects.clone();
-        async move { projects.route(spec(), RouteOptions::default()).await.map(Routed::deliver) }
+        async move { projects.route(spec(), RouteOptions::default()).await.map(deliver) }
     });
     gone.abort();
     bench.effects.gate.add_permits(100);
@@ -234,17 +261,17 @@ async fn completing_releases_the_one_build_and_nothing_else() {
 async fn a_stop_waits_for_no_build_and_takes_none_away() {
     let bench = Bench::new(ModelEffects::default());
     let build = bench.route().await;
-    let refused = bench.projects.stop(&key()).await;
-    assert!(matches!(&refused, Err(StopError::Busy { need, .. }) if need.contains("1 live lease")), "{refused:?}");
+    let refused = bench.projects.stop(&key(), false).await;
+    assert!(matches!(&refused, Err(VerbError::Busy { need, .. }) if need.contains("1 live lease")), "{refused:?}");
     bench.projects.complete(&key(), &token(&build)).await.expect("released");
-    bench.projects.stop(&key()).await.expect("stopped");
+    bench.projects.stop(&key(), false).await.expect("stopped");
     assert_eq!(bench.phase().await, "idle");
-    assert_eq!(bench.effects.instance(&key()), InstanceSeen::Stopped);
+    assert_eq!(bench.effects.instance(&key()), InstanceSeen::STOPPED);
     let again = bench.route().await;
     assert_eq!((again.generation, bench.count(Step::CreateVolume)), (2, 1));
     assert!(matches!(
-        bench.projects.stop(&"pdeadbeefdeadbeef".parse().expect("a key")).await,
-        Err(StopError::Unknown(_))
+        bench.projects.stop(&"pdeadbeefdeadbeef".parse().expect("a key"), false).await,
+        Err(VerbError::Unknown(_))
     ));
 }
 
@@ -253,12 +280,12 @@ async fn an_open_connection_makes_a_project_busy_until_it_ends() {
     let bench = Bench::new(ModelEffects::default());
     let build = bench.route().await;
     bench.projects.complete(&key(), &token(&build)).await.expect("released");
-    bench.projects.stop(&key()).await.expect("stopped");
+    bench.projects.stop(&key(), false).await.expect("stopped");
     let door = bench.projects.open(&key()).await.expect("woken");
     assert_eq!(door.address.to_string(), "127.88.0.1:8372");
-    assert!(matches!(bench.projects.stop(&key()).await, Err(StopError::Busy { .. })));
+    assert!(matches!(bench.projects.stop(&key(), false).await, Err(VerbError::Busy { .. })));
     drop(door);
-    bench.until("it can be stopped", async |b| b.projects.stop(&key()).await.is_ok()).await;
+    bench.until("it can be stopped", async |b| b.projects.stop(&key(), false).await.is_ok()).await;
 }
 
 #[tokio::test]
@@ -287,12 +314,14 @@ async fn a_build_that_comes_while_stopping_is_served_by_the_next_start() {
     bench.projects.complete(&key(), &token(&build)).await.expect("released");
     let stopping = tokio::spawn({
         let projects = bench.projects.clone();
-        async move { projects.stop(&key()).await }
+        async move { projects.stop(&key(), false).await }
     });
     bench.until("it drains", async |b| b.phase().await == "draining").await;
+    bench.effects.gate.add_permits(1);
+    bench.until("it said that no build runs", async |b| b.count(Step::CountBuilds) == 1).await;
     let routed = tokio::spawn({
         let projects = bench.projects.clone();
-        async move { projects.route(spec(), RouteOptions::default()).await.map(Routed::deliver) }
+        async move { projects.route(spec(), RouteOptions::default()).await.map(deliver) }
     });
     bench.effects.gate.add_permits(100);
     stopping.await.expect("joined").expect("stopped");
@@ -388,7 +417,8 @@ async fn a_release_that_cannot_be_written_can_be_tried_again() {
 #[tokio::test]
 async fn a_wake_that_its_client_did_not_wait_for_is_seen_through() {
     let bench = Bench::with_window(ModelEffects::gated(), Duration::from_secs(1));
-    bench.effects.gate.add_permits(6);
+    // Five steps up, one question, and the stop.
+    bench.effects.gate.add_permits(7);
     let build = bench.route().await;
     bench.projects.complete(&key(), &token(&build)).await.expect("released");
     bench.until("its window has passed and it is stopped", async |b| b.phase().await == "idle").await;
@@ -406,7 +436,7 @@ async fn a_wake_that_its_client_did_not_wait_for_is_seen_through() {
 #[tokio::test]
 async fn untrusted_builds_are_refused_where_nothing_keeps_them_apart() {
     let bench = Bench::new(ModelEffects::default());
-    let options = RouteOptions { untrusted: true, credential: false };
+    let options = RouteOptions { untrusted: true, ..RouteOptions::default() };
     let refused = bench.projects.route(spec(), options).await.map(|_| ()).expect_err("refused");
     assert!(refused.to_string().contains("untrusted builds are refused"), "{refused}");
     assert!(bench.projects.prewarm(spec(), true).await.is_err());
@@ -436,7 +466,7 @@ async fn what_was_prewarmed_for_nobody_is_stopped_after_its_window() {
 async fn a_client_that_is_killed_before_it_connects_holds_a_daemon_for_the_grace_and_no_longer() {
     let (short, long) = (Duration::from_millis(50), Duration::from_millis(400));
     let lease = LeasePolicy { grace: short, max_build_age: long };
-    let bench = Bench::with_policy(ModelEffects::default(), Policy { lease, idle_window: short });
+    let bench = Bench::with_policy(ModelEffects::default(), Policy { lease, ..with_window(short) });
     bench.route().await;
     bench.until("it is stopped", async |b| b.phase().await == "idle").await;
     bench.until("its lease is forgotten", async |b| b.leases().await == 0).await;

@@ -1,0 +1,62 @@
+//! What to do next for a project: the rules of the product.
+//!
+//! ```text
+//!            first request                     daemon answers
+//!   Absent ───────────────▶ Provisioning ──▶ Starting ───▶ Warm ◀──────────────┐
+//!     ▲                          ▲              ▲          │  │                │ a build came, or
+//!     │                          │              │    quiet │  │ quiet, and     │ one still runs
+//!     │      instance is gone or │              │          │  │ outdated       │
+//!     │              out of date │              │          │  ▼                │
+//!     │                          ├──────────────┼───────── Rolling ────────────┤
+//!     │                          │              │          ▼                   │
+//!     │                          └──── Idle ────┘      Draining ───────────────┘
+//!     │                                 ▲                  │
+//!  Removing ◀── an admin removes it ────┴──────────────────┘ stopped; the cache stays
+//!
+//!   any step that fails ──▶ Failed ──▶ the next request, or the back-off, tries again
+//! ```
+//!
+//! [`plan`] looks at one [`Situation`] and answers with at most one [`Step`], the phase that the project is in while
+//! the step runs, why, and when to look again if nothing happens. The worker that owns the project carries the step
+//! out, observes, and asks again. Every step names its objects from the key and is safe to repeat, so a crash between
+//! any two steps costs nothing but the repetition.
+//!
+//! The rules, in the order in which they are tried; each is one function of `rules.rs`:
+//!
+//! 1. **A removal that began is finished** ([`Phase::Removing`]): there is nothing left that a build could use.
+//! 2. **An admin's forced stop** is done at once, whoever uses the daemon: that is what the word is for.
+//! 3. **A wedged daemon** ([`crate::health`]) is stopped by force and comes up again: no build runs in it any more.
+//! 4. **Somebody needs the daemon** ([`Demand::need`]: an open connection, a live lease, a request that waits, or the tier
+//!    `hot`): it is brought up, one step at a time. Nothing below can stop it (K2). A start waits for its place among
+//!    the starts of the host ([`Place`]).
+//! 5. **An admin's stop or removal**: it is stopped.
+//! 6. **A daemon of an old image, of old settings or with certificates that end** is replaced while it is quiet, and
+//!    comes up again. Quiet is more than rule 4: a lease keeps its daemon from being replaced for an hour
+//!    ([`Policy::roll_held`]), whatever becomes of its client.
+//! 7. **The idle window is open** ([`crate::idle`]): what runs is left as it is, unless the host needs the room.
+//! 8. **Otherwise**: it is stopped. The volume is never touched (K3).
+//!
+//! Rules 5, 6 and 8 ask the daemon first whether a build runs in it ([`Step::CountBuilds`]): a build may have come by
+//! another way than the gateway. One that cannot be asked is not stopped in peace: it is silent, and rule 3 decides.
+//!
+//! **A new rule** goes into `rules.rs`: a condition in [`plan`], a [`Reason`] of its own (`reason.rs`) with the words that
+//! people read, and a row in the tests. If it needs to know something new, that is a field of [`Situation`]; if it does
+//! something new, that is a [`Step`].
+
+mod reason;
+mod rules;
+mod situation;
+mod step;
+
+pub use reason::Reason;
+pub use rules::{Plan, plan};
+pub use situation::{
+    Counted, Demand, FilesSeen, InstanceSeen, Observed, Place, Policy, Setbacks, Situation, StopWish, VolumeSeen,
+};
+pub use step::{Done, Step, Stop};
+
+#[cfg(doc)]
+use crate::project::Phase;
+
+#[cfg(test)]
+mod tests;

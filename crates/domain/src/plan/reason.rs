@@ -1,0 +1,127 @@
+//! Why something is done or left alone.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::admission::{Refused, WaitsFor};
+use crate::health::Evidence;
+use crate::time::{Timestamp, span};
+
+/// Its `Display` is what people read; [`Reason::rule`] is what scripts match.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reason {
+    Connected {
+        connections: usize,
+    },
+    Leased {
+        leases: usize,
+    },
+    Requested,
+    Hot,
+    IdleWindowOpen {
+        closes: Timestamp,
+        window: Duration,
+    },
+    IdleWindowPassed {
+        window: Duration,
+    },
+    StopRequested,
+    RemovalRequested,
+    Removing,
+    Forced,
+    /// A build runs in the daemon that no lease and no connection tells of.
+    ActiveBuilds {
+        builds: u32,
+    },
+    NotAnswering,
+    NotServing,
+    Wedged(Evidence),
+    HalfMade {
+        why: String,
+    },
+    Outdated {
+        what: String,
+    },
+    /// It was stopped for a roll and comes up again.
+    RollGoesOn,
+    RoomWanted,
+    /// The worker has to ask for a place among the starts.
+    NeedsPlace,
+    Queued {
+        position: usize,
+        length: usize,
+        waits_for: WaitsFor,
+    },
+    Refused(Refused),
+    BackingOff {
+        until: Timestamp,
+    },
+    Foreign {
+        found: String,
+    },
+}
+
+impl Reason {
+    /// A word for a rule of the plan.
+    pub const fn rule(&self) -> &'static str {
+        match self {
+            Self::Connected { .. } => "connected",
+            Self::Leased { .. } => "leased",
+            Self::Requested => "requested",
+            Self::Hot => "hot",
+            Self::IdleWindowOpen { .. } => "idle-window-open",
+            Self::IdleWindowPassed { .. } => "idle-window-passed",
+            Self::StopRequested => "stop-requested",
+            Self::RemovalRequested => "removal-requested",
+            Self::Removing => "removing",
+            Self::Forced => "forced",
+            Self::ActiveBuilds { .. } => "active-builds",
+            Self::NotAnswering => "not-answering",
+            Self::NotServing => "not-serving",
+            Self::Wedged(_) => "wedged",
+            Self::HalfMade { .. } => "half-made",
+            Self::Outdated { .. } => "outdated",
+            Self::RollGoesOn => "roll-goes-on",
+            Self::RoomWanted => "room-wanted",
+            Self::NeedsPlace => "needs-place",
+            Self::Queued { .. } => "queued",
+            Self::Refused(_) => "refused",
+            Self::BackingOff { .. } => "backing-off",
+            Self::Foreign { .. } => "foreign",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connected { connections } => write!(f, "{connections} open connection(s)"),
+            Self::Leased { leases } => write!(f, "{leases} live lease(s)"),
+            Self::Requested => f.write_str("a request waits for it"),
+            Self::Hot => f.write_str("the project is hot"),
+            Self::IdleWindowOpen { window, .. } => write!(f, "its idle window of {} is open", span(*window)),
+            Self::IdleWindowPassed { window } => write!(f, "its idle window of {} has passed", span(*window)),
+            Self::StopRequested => f.write_str("an admin asked for it"),
+            Self::RemovalRequested => f.write_str("an admin asked for its removal"),
+            Self::Removing => f.write_str("it is being removed; its cache goes to the trash"),
+            Self::Forced => f.write_str("an admin forced it"),
+            Self::ActiveBuilds { builds } => write!(f, "{builds} build(s) run in it, by its own account"),
+            Self::NotAnswering => f.write_str("it does not answer whether a build runs in it"),
+            Self::NotServing => f.write_str("it runs but did not answer in time"),
+            Self::Wedged(Evidence { probes, silent_for }) => {
+                write!(f, "it is wedged: {probes} calls unanswered in {}, and it does no work", span(*silent_for))
+            }
+            Self::HalfMade { why } => write!(f, "the instance is incomplete: {why}"),
+            Self::Outdated { what } => write!(f, "it is out of date: {what}"),
+            Self::RollGoesOn => f.write_str("it was stopped to be brought up to date"),
+            Self::RoomWanted => f.write_str("nobody needs it now, and another project waits for room on the host"),
+            Self::NeedsPlace => f.write_str("it asks for its turn to start"),
+            Self::Queued { position, length, waits_for } => {
+                write!(f, "it waits for its turn to start, number {position} of {length}, because {waits_for}")
+            }
+            Self::Refused(why) => write!(f, "the host takes no more starts: {why}"),
+            Self::BackingOff { .. } => f.write_str("it failed a moment ago; waiting before the next try"),
+            Self::Foreign { found } => write!(f, "the volume's name is taken by {found}"),
+        }
+    }
+}

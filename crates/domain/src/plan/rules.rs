@@ -1,0 +1,253 @@
+//! The rules themselves, in their order. See the [module](super) for each one's why.
+
+use std::time::Duration;
+
+use super::reason::Reason;
+use super::situation::{Counted, FilesSeen, InstanceSeen, Observed, Place, Situation, StopWish, VolumeSeen};
+use super::step::{Step, Stop};
+use crate::idle;
+use crate::project::{Phase, ProjectRecord};
+use crate::time::Timestamp;
+
+/// The answer of [`plan`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The phase the project is in, while the step runs if there is one.
+    pub phase: Phase,
+    pub step: Option<Step>,
+    pub reason: Reason,
+    /// Look again at this time even if nothing happens; `None`: only an event can change the answer.
+    pub look_again: Option<Timestamp>,
+}
+
+impl Plan {
+    fn step(phase: Phase, step: Step, reason: Reason) -> Self {
+        Self { phase, step: Some(step), reason, look_again: None }
+    }
+
+    fn rest(phase: Phase, reason: Reason, look_again: Option<Timestamp>) -> Self {
+        Self { phase, step: None, reason, look_again }
+    }
+}
+
+/// Before a lease or the hot tier, which nobody waits on, asks for a place again.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+
+/// The one function that decides.
+pub fn plan(situation: &Situation<'_>) -> Plan {
+    let Situation { record, demand, settings, policy, observed, now, .. } = *situation;
+    // 1
+    if record.phase == Phase::Removing {
+        return remove(observed);
+    }
+    if let InstanceSeen::Running { incarnation, .. } = &observed.instance {
+        // 2
+        if demand.stop == Some(StopWish::Force) {
+            return Plan::step(Phase::Draining, Step::StopInstance(Stop::Force), Reason::Forced);
+        }
+        // 3
+        let ours = record.incarnation.as_deref() == Some(incarnation);
+        if let (true, Some(evidence)) = (ours, situation.health.wedged(now, demand.connections > 0, &policy.health)) {
+            return Plan::step(Phase::Rolling, Step::StopInstance(Stop::Force), Reason::Wedged(evidence));
+        }
+    }
+    // 4
+    let need = demand.need(settings, now, policy);
+    if let Some(need) = need.filter(|need| *need != Reason::Hot || !may_roll(situation)) {
+        return bring_up(situation, need);
+    }
+    // 5
+    match demand.stop {
+        Some(StopWish::Remove) if !observed.instance.is_running() => return remove(observed),
+        Some(StopWish::Remove) => return take_down(situation, Phase::Draining, Reason::RemovalRequested),
+        Some(StopWish::Stop | StopWish::Force) => return take_down(situation, Phase::Draining, Reason::StopRequested),
+        None => {}
+    }
+    // 6
+    if let Some(what) = observed.outdated().filter(|_| may_roll(situation)) {
+        return take_down(situation, Phase::Rolling, Reason::Outdated { what });
+    }
+    // 7
+    let window = idle::window(record, settings, now, &policy.idle);
+    // A clock set back must not make a window endless: it never closes later than one window from now.
+    let closes = record.last_activity.plus(window).min(now.plus(window));
+    if closes > now && !situation.room_wanted {
+        if let InstanceSeen::Running { incarnation, serving, .. } = &observed.instance {
+            return linger(situation, incarnation, *serving, Reason::IdleWindowOpen { closes, window }, closes);
+        }
+        if record.phase == Phase::Rolling {
+            return bring_up(situation, Reason::RollGoesOn);
+        }
+    }
+    // 8
+    let reason = if closes > now { Reason::RoomWanted } else { Reason::IdleWindowPassed { window } };
+    take_down(situation, Phase::Draining, reason)
+}
+
+/// Whether a running daemon is out of date, and nothing keeps it from being replaced now.
+fn may_roll(situation: &Situation<'_>) -> bool {
+    let Situation { demand, policy, now, observed, .. } = *situation;
+    demand.waiters == 0
+        && demand.roll_held_until(now, policy).is_none()
+        && !demand.is_busy(now, policy)
+        && observed.outdated().is_some()
+}
+
+/// Rule 7. What is on its way up is seen through, for the next build: whoever asked for it may only have hung up.
+fn linger(situation: &Situation<'_>, incarnation: &str, serving: bool, reason: Reason, closes: Timestamp) -> Plan {
+    let Situation { record, gave_up_on, demand, health, policy, now, .. } = *situation;
+    let worry = health.is_worrying().then(|| health.due(now, &policy.health));
+    let (phase, step) = if record.incarnation.as_deref() != Some(incarnation) {
+        (Phase::Starting, Some(Step::AdoptInstance))
+    } else if serving {
+        (Phase::Warm, worry.filter(|due| *due <= now).map(|_| Step::Probe))
+    } else if gave_up_on == Some(incarnation) {
+        (failed(situation, &reason), None)
+    } else {
+        (awaiting(record), Some(Step::AwaitServing))
+    };
+    let look_again = if step.is_some() { None } else { Some(closes) };
+    let roll = situation.observed.outdated().and_then(|_| demand.roll_held_until(now, policy));
+    Plan { phase, step, reason, look_again: look_again.into_iter().chain(roll).chain(worry).min() }
+}
+
+/// The phase of a daemon that runs and has not answered yet. One that has answered before is up, and slow.
+fn awaiting(record: &ProjectRecord) -> Phase {
+    match record.phase {
+        Phase::Warm | Phase::Draining => Phase::Warm,
+        _ => Phase::Starting,
+    }
+}
+
+/// Rule 4: towards `Warm`, one step at a time.
+fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
+    let Situation { record, observed, demand, setbacks, gave_up_on, now, policy, .. } = *situation;
+    if let InstanceSeen::Running { incarnation, serving, .. } = &observed.instance {
+        if record.incarnation.as_deref() != Some(incarnation) {
+            return Plan::step(Phase::Starting, Step::AdoptInstance, need);
+        }
+        if *serving {
+            return keep_up(situation, need);
+        }
+    }
+    if let VolumeSeen::Foreign { found } = &observed.volume {
+        let reason = Reason::Foreign { found: found.clone() };
+        return Plan::rest(Phase::Failed { reason: reason.to_string() }, reason, None);
+    }
+    // A request is worth an immediate try; a lease or the hot tier alone is not worth a busy loop.
+    if let (0, Some(until)) = (demand.waiters, setbacks.pause_ends(now)) {
+        let reason = Reason::BackingOff { until };
+        return Plan::rest(failed(situation, &reason), reason, Some(until));
+    }
+    if let InstanceSeen::Running { incarnation, .. } = &observed.instance {
+        // A build may be running in a daemon too loaded to answer: busy is not broken (F10).
+        let in_vain = gave_up_on == Some(incarnation) && !demand.is_busy(now, policy);
+        return if in_vain {
+            Plan::step(Phase::Rolling, Step::StopInstance(Stop::Force), Reason::NotServing)
+        } else {
+            Plan::step(awaiting(record), Step::AwaitServing, need)
+        };
+    }
+    // A roll is one until the daemon starts: nobody but the phase knows that it has to come up again.
+    let rolling = need == Reason::RollGoesOn;
+    if let Some(plan) = wait_for_place(situation, rolling) {
+        return plan;
+    }
+    let making = if rolling { Phase::Rolling } else { Phase::Provisioning };
+    match &observed.instance {
+        InstanceSeen::HalfMade { why } => {
+            Plan::step(making, Step::DestroyInstance, Reason::HalfMade { why: why.clone() })
+        }
+        InstanceSeen::Stopped { outdated: Some(what) } => {
+            Plan::step(making, Step::DestroyInstance, Reason::Outdated { what: what.clone() })
+        }
+        _ if observed.volume == VolumeSeen::Absent => Plan::step(making, Step::CreateVolume, need),
+        _ if observed.files == FilesSeen::Stale => Plan::step(making, Step::WriteFiles, need),
+        InstanceSeen::Absent => Plan::step(making, Step::CreateInstance, need),
+        InstanceSeen::Stopped { .. } | InstanceSeen::Running { .. } => {
+            let starting = if rolling { Phase::Rolling } else { Phase::Starting };
+            Plan::step(starting, Step::StartInstance, need)
+        }
+    }
+}
+
+/// A daemon that serves and is needed: asked now and then whether it is well.
+fn keep_up(situation: &Situation<'_>, need: Reason) -> Plan {
+    let Situation { demand, health, now, policy, observed, .. } = *situation;
+    let due = health.due(now, &policy.health);
+    if due <= now {
+        return Plan::step(Phase::Warm, Step::Probe, need);
+    }
+    let roll = observed.outdated().and_then(|_| demand.roll_held_until(now, policy));
+    let look_again = demand.next_lease_change(now, policy).into_iter().chain(roll).chain([due]).min();
+    Plan::rest(Phase::Warm, need, look_again)
+}
+
+/// `None`: the project has its place.
+fn wait_for_place(situation: &Situation<'_>, rolling: bool) -> Option<Plan> {
+    let Situation { place, demand, now, .. } = *situation;
+    let reason = match place {
+        Place::Admitted => return None,
+        Place::Unasked => Reason::NeedsPlace,
+        Place::Queued { position, length, waits_for } => Reason::Queued { position, length, waits_for },
+        Place::Refused(why) => Reason::Refused(why),
+    };
+    let again = matches!(reason, Reason::Refused(_)) && demand.waiters == 0;
+    let phase = if rolling { Phase::Rolling } else { resting(situation) };
+    Some(Plan::rest(phase, reason, again.then(|| now.plus(ASK_AGAIN))))
+}
+
+/// Rules 5, 6 and 8. What is not running is left as it is.
+fn take_down(situation: &Situation<'_>, phase: Phase, reason: Reason) -> Plan {
+    let InstanceSeen::Running { incarnation, serving, .. } = &situation.observed.instance else {
+        return Plan::rest(resting(situation), reason, None);
+    };
+    let Situation { record, health, counted, now, policy, .. } = *situation;
+    // Before its first answer nobody can have sent it a build; and a run that nobody knows is adopted before it is asked.
+    let unborn = matches!(record.phase, Phase::Provisioning | Phase::Starting) && !serving;
+    if record.incarnation.as_deref() != Some(incarnation) {
+        return Plan::step(Phase::Starting, Step::AdoptInstance, reason);
+    }
+    match counted.filter(|counted| counted.holds_until(now) > now) {
+        _ if unborn => Plan::step(phase, Step::StopInstance(Stop::Graceful), reason),
+        Some(Counted { builds: 0, .. }) => Plan::step(phase, Step::StopInstance(Stop::Graceful), reason),
+        Some(counted) => {
+            let reason = Reason::ActiveBuilds { builds: counted.builds };
+            Plan::rest(Phase::Warm, reason, Some(counted.holds_until(now)))
+        }
+        None if health.is_silent() && health.due(now, &policy.health) > now => {
+            Plan::rest(Phase::Warm, Reason::NotAnswering, Some(health.due(now, &policy.health)))
+        }
+        None => Plan::step(phase, Step::CountBuilds, reason),
+    }
+}
+
+/// Rule 1: the instance, then the cache, then (by the worker) the record.
+fn remove(observed: &Observed) -> Plan {
+    let step = match (&observed.instance, &observed.volume) {
+        // Somebody else started it: nothing routes to it.
+        (InstanceSeen::Running { .. }, _) => Some(Step::StopInstance(Stop::Graceful)),
+        (InstanceSeen::Stopped { .. } | InstanceSeen::HalfMade { .. }, _) => Some(Step::DestroyInstance),
+        (InstanceSeen::Absent, VolumeSeen::Ready) => Some(Step::Discard),
+        (InstanceSeen::Absent, VolumeSeen::Absent | VolumeSeen::Foreign { .. }) => None,
+    };
+    Plan { phase: Phase::Removing, step, reason: Reason::Removing, look_again: None }
+}
+
+/// The phase of a project whose instance does not run.
+fn resting(situation: &Situation<'_>) -> Phase {
+    let Situation { record, observed, .. } = *situation;
+    match (&record.phase, &observed.instance, &observed.volume) {
+        // A failure stays visible until the next request tries again.
+        (Phase::Failed { .. }, ..) => record.phase.clone(),
+        (_, InstanceSeen::Absent, VolumeSeen::Absent) => Phase::Absent,
+        _ => Phase::Idle,
+    }
+}
+
+fn failed(situation: &Situation<'_>, reason: &Reason) -> Phase {
+    match &situation.record.phase {
+        Phase::Failed { reason } => Phase::Failed { reason: reason.clone() },
+        _ => Phase::Failed { reason: reason.to_string() },
+    }
+}

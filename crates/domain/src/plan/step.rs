@@ -1,0 +1,78 @@
+//! What can be done.
+
+use std::time::Duration;
+
+use crate::health::Probed;
+
+/// One effect on the host. Each is idempotent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Step {
+    CreateVolume,
+    /// Write certificates and configuration.
+    WriteFiles,
+    /// One request with everything in it; leaves the instance stopped.
+    CreateInstance,
+    /// Undo an instance that is half-made, out of date, or of a project that is removed. Never touches the volume.
+    DestroyInstance,
+    /// The generation goes up with this step.
+    StartInstance,
+    /// Somebody else started it: take note of the new incarnation. The generation goes up.
+    AdoptInstance,
+    /// Wait until the daemon answers a real call.
+    AwaitServing,
+    /// Ask it whether it is well. Changes nothing, and builds are routed meanwhile.
+    Probe,
+    /// Ask it how many builds run in it.
+    CountBuilds,
+    StopInstance(Stop),
+    /// Move the volume to the trash, and forget the certificates.
+    Discard,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stop {
+    /// SIGTERM, which BuildKit takes as a drain, and force after a bound.
+    Graceful,
+    Force,
+}
+
+impl Step {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CreateVolume => "create volume",
+            Self::WriteFiles => "write certificates and configuration",
+            Self::CreateInstance => "create instance",
+            Self::DestroyInstance => "destroy instance",
+            Self::StartInstance => "start instance",
+            Self::AdoptInstance => "adopt instance",
+            Self::AwaitServing => "wait for the daemon to answer",
+            Self::Probe => "ask the daemon whether it is well",
+            Self::CountBuilds => "ask the daemon which builds run",
+            Self::StopInstance(Stop::Graceful) => "stop instance",
+            Self::StopInstance(Stop::Force) => "force instance to stop",
+            Self::Discard => "move the cache to the trash",
+        }
+    }
+
+    /// Whether it only asks: then it is no event worth keeping, and its failure is no setback.
+    pub const fn only_asks(self) -> bool {
+        matches!(self, Self::Probe | Self::CountBuilds)
+    }
+}
+
+/// What a step that succeeded has to tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Done {
+    Plain,
+    /// Of [`Step::StartInstance`].
+    Started {
+        incarnation: String,
+    },
+    /// Of [`Step::Probe`].
+    Probed(Probed),
+    /// Of [`Step::CountBuilds`]. `None`: the daemon did not answer; `cpu` as in [`Probed`].
+    Builds {
+        count: Option<u32>,
+        cpu: Option<Duration>,
+    },
+}

@@ -1,0 +1,330 @@
+//! What can be set for a project, and where each value comes from.
+//!
+//! A value is looked for in three places, and the first that has it wins: the project's own settings (`kiln set`), the
+//! first rule of the configuration that matches its repository, the host's defaults. A change in any of them takes effect
+//! at once where it is only a rule of ours (tier, idle window), and by a roll of the daemon where it is built into it
+//! (limits, size).
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::repo::RepoName;
+
+/// How eagerly a project's daemon is kept up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// Stopped when its idle window has passed.
+    #[default]
+    Warm,
+    /// Never stopped for being idle, and started again when it died.
+    Hot,
+}
+
+impl Tier {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Warm => "warm",
+            Self::Hot => "hot",
+        }
+    }
+}
+
+impl FromStr for Tier {
+    type Err = SettingsError;
+
+    fn from_str(text: &str) -> Result<Self, SettingsError> {
+        match text {
+            "warm" => Ok(Self::Warm),
+            "hot" => Ok(Self::Hot),
+            _ => Err(SettingsError::new("tier", text, "it is warm or hot")),
+        }
+    }
+}
+
+/// Settings of one place; `None` leaves the value to the next.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tier: Option<Tier>,
+    /// How long a daemon stays up after its last activity, as it is: an own window is not adapted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_window: Option<Duration>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processes: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{field} = {value}: {why}")]
+pub struct SettingsError {
+    field: &'static str,
+    value: String,
+    why: &'static str,
+}
+
+impl SettingsError {
+    fn new(field: &'static str, value: impl fmt::Display, why: &'static str) -> Self {
+        Self { field, value: value.to_string().chars().take(64).collect(), why }
+    }
+}
+
+impl Settings {
+    /// A window beyond this is a hot project that does not say so.
+    pub const LONGEST_WINDOW: Duration = Duration::from_hours(24 * 30);
+    /// A cache below this is of no use.
+    pub const SMALLEST_VOLUME: u64 = 1 << 30;
+    /// buildkitd and one step of a build do not fit in less.
+    pub const SMALLEST_MEMORY: u64 = 256 << 20;
+    /// buildkitd is a Go program; it alone has dozens of threads.
+    pub const FEWEST_PROCESSES: u32 = 256;
+
+    pub fn check(&self) -> Result<(), SettingsError> {
+        let bad = |field, value: &dyn fmt::Display, why| Err(SettingsError::new(field, value, why));
+        if let Some(window) = self.idle_window {
+            if window > Self::LONGEST_WINDOW {
+                return bad("idle window", &format!("{} s", window.as_secs()), "at most 30 days; a project can be hot");
+            }
+            if self.tier == Some(Tier::Hot) {
+                return bad(
+                    "idle window",
+                    &format!("{} s", window.as_secs()),
+                    "a hot project has none: it is never idle",
+                );
+            }
+        }
+        if let Some(bytes) = self.volume_bytes.filter(|bytes| *bytes < Self::SMALLEST_VOLUME) {
+            return bad("volume", &bytes, "a cache below 1 GiB is of no use");
+        }
+        if let Some(bytes) = self.memory_bytes.filter(|bytes| *bytes < Self::SMALLEST_MEMORY) {
+            return bad("memory", &bytes, "a daemon needs at least 256 MiB");
+        }
+        if self.cpus == Some(0) {
+            return bad("cpus", &0, "a daemon needs at least one");
+        }
+        if let Some(count) = self.processes.filter(|count| *count < Self::FEWEST_PROCESSES) {
+            return bad("processes", &count, "a daemon needs at least 256");
+        }
+        Ok(())
+    }
+
+    /// These, and what they leave open from `next`.
+    #[must_use]
+    pub fn or(&self, next: &Self) -> Self {
+        let tier = self.tier.or(next.tier);
+        // A window that was made for another tier does not come along.
+        let inherits_window = self.tier.is_none() || self.tier == Some(Tier::Warm);
+        Self {
+            tier,
+            idle_window: self.idle_window.or(next.idle_window.filter(|_| inherits_window)),
+            volume_bytes: self.volume_bytes.or(next.volume_bytes),
+            memory_bytes: self.memory_bytes.or(next.memory_bytes),
+            cpus: self.cpus.or(next.cpus),
+            processes: self.processes.or(next.processes),
+        }
+    }
+}
+
+/// Which repositories a rule is for: one, all below a path, or all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RepoPattern {
+    /// Lower case, without the `*`.
+    stem: String,
+    below: bool,
+}
+
+impl FromStr for RepoPattern {
+    type Err = SettingsError;
+
+    fn from_str(text: &str) -> Result<Self, SettingsError> {
+        let bad = |why| SettingsError::new("repo", text, why);
+        if text == "*" {
+            return Ok(Self { stem: String::new(), below: true });
+        }
+        let (stem, below) = match text.strip_suffix("/*") {
+            Some(stem) => (stem, true),
+            None => (text, false),
+        };
+        if stem.contains('*') {
+            return Err(bad("a * stands at the end only, after a slash"));
+        }
+        let stem = RepoName::parse(stem).map_err(|_| bad("it is a repository, or a path that ends in /*"))?;
+        Ok(Self { stem: stem.as_str().to_owned(), below })
+    }
+}
+
+impl fmt::Display for RepoPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.stem.as_str(), self.below) {
+            ("", _) => f.write_str("*"),
+            (stem, true) => write!(f, "{stem}/*"),
+            (stem, false) => f.write_str(stem),
+        }
+    }
+}
+
+impl RepoPattern {
+    pub fn matches(&self, repo: &RepoName) -> bool {
+        self.covers(repo.as_str(), false)
+    }
+
+    fn covers(&self, stem: &str, below: bool) -> bool {
+        if !self.below {
+            return !below && self.stem == stem;
+        }
+        self.stem.is_empty()
+            || stem.strip_prefix(&self.stem).is_some_and(|rest| rest.starts_with('/') || (rest.is_empty() && below))
+    }
+}
+
+/// Settings for the repositories that a pattern names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    pub repo: RepoPattern,
+    pub settings: Settings,
+}
+
+/// The rules of the configuration, in their order. The first that matches is the one that counts, as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rules(pub Vec<Rule>);
+
+/// A rule that no repository can ever reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shadowed {
+    /// Counted from 1, as a reader of the file counts.
+    pub rule: usize,
+    pub by: usize,
+    pub text: String,
+}
+
+impl Rules {
+    /// What counts for a project: its own settings, then the first rule that matches, then the host's defaults.
+    pub fn settings(&self, own: &Settings, repo: &RepoName, defaults: &Settings) -> Settings {
+        match self.first(repo) {
+            Some(rule) => own.or(&rule.settings).or(defaults),
+            None => own.or(defaults),
+        }
+    }
+
+    pub fn first(&self, repo: &RepoName) -> Option<&Rule> {
+        self.0.iter().find(|rule| rule.repo.matches(repo))
+    }
+
+    pub fn shadowed(&self) -> Vec<Shadowed> {
+        let mut found = Vec::new();
+        for (at, Rule { repo, .. }) in self.0.iter().enumerate() {
+            if let Some(by) = self.0[..at].iter().position(|earlier| earlier.repo.covers(&repo.stem, repo.below)) {
+                let text = format!(
+                    "rule {} ({repo}) can never match: rule {} ({}) takes all of it",
+                    at + 1,
+                    by + 1,
+                    self.0[by].repo
+                );
+                found.push(Shadowed { rule: at + 1, by: by + 1, text });
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pattern(text: &str) -> RepoPattern {
+        text.parse().expect("a pattern")
+    }
+
+    fn repo(text: &str) -> RepoName {
+        RepoName::parse(text).expect("a repository")
+    }
+
+    fn rules(patterns: &[&str]) -> Rules {
+        let rule = |(at, text): (usize, &&str)| Rule {
+            repo: pattern(text),
+            settings: Settings { cpus: Some(u32::try_from(at + 1).expect("small")), ..Settings::default() },
+        };
+        Rules(patterns.iter().enumerate().map(rule).collect())
+    }
+
+    #[test]
+    fn patterns() {
+        for (text, matching, other) in [
+            ("*", "github.com/org/repo", None),
+            ("github.com/org/repo", "https://github.com/Org/Repo.git", Some("github.com/org/repo2")),
+            ("github.com/org/*", "github.com/org/repo", Some("github.com/org2/repo")),
+            ("gitlab.com/group/*", "gitlab.com/group/sub/repo", Some("gitlab.com/groups/repo")),
+        ] {
+            assert!(pattern(text).matches(&repo(matching)), "{text} and {matching}");
+            assert!(other.is_none_or(|other| !pattern(text).matches(&repo(other))), "{text} and {other:?}");
+            assert_eq!(pattern(text).to_string(), text);
+        }
+        for text in ["", "github.com/*/repo", "github.com/org*", "*/repo", "/*"] {
+            assert!(text.parse::<RepoPattern>().is_err(), "{text} was taken");
+        }
+    }
+
+    #[test]
+    fn a_rule_that_can_never_match_is_named_with_the_one_before_it() {
+        let shadows = |patterns: &[&str]| rules(patterns).shadowed().iter().map(|s| (s.rule, s.by)).collect::<Vec<_>>();
+        assert_eq!(shadows(&["github.com/org/repo", "github.com/org/*", "*"]), []);
+        assert_eq!(shadows(&["*", "github.com/org/*"]), [(2, 1)]);
+        assert_eq!(shadows(&["github.com/org/*", "github.com/org/repo", "github.com/org/sub/*"]), [(2, 1), (3, 1)]);
+        assert_eq!(shadows(&["github.com/a/b", "github.com/a/b", "github.com/a/b/*"]), [(2, 1)]);
+        assert_eq!(shadows(&["github.com/org/*", "github.com/org/*"]), [(2, 1)]);
+    }
+
+    #[test]
+    fn the_nearest_place_wins() {
+        let rules = rules(&["github.com/org/repo", "github.com/org/*"]);
+        let defaults = Settings { cpus: Some(9), memory_bytes: Some(1 << 30), ..Settings::default() };
+        let cpus = |own: Option<u32>, of: &str| {
+            rules.settings(&Settings { cpus: own, ..Settings::default() }, &repo(of), &defaults).cpus
+        };
+        assert_eq!(cpus(Some(7), "github.com/org/repo"), Some(7));
+        assert_eq!(cpus(None, "github.com/org/repo"), Some(1));
+        assert_eq!(cpus(None, "github.com/org/other"), Some(2));
+        assert_eq!(cpus(None, "github.com/other/repo"), Some(9));
+        let own = Settings::default();
+        assert_eq!(rules.settings(&own, &repo("github.com/org/repo"), &defaults).memory_bytes, Some(1 << 30));
+    }
+
+    #[test]
+    fn out_of_range_or_contradicting() {
+        let set = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            settings.check().map_err(|error| error.to_string())
+        };
+        assert_eq!(set(|_| {}), Ok(()));
+        assert_eq!(set(|s| s.idle_window = Some(Duration::ZERO)), Ok(()));
+        for (field, outcome) in [
+            ("idle window", set(|s| s.idle_window = Some(Duration::from_hours(721)))),
+            ("idle window", set(|s| (s.tier, s.idle_window) = (Some(Tier::Hot), Some(Duration::ZERO)))),
+            ("volume", set(|s| s.volume_bytes = Some(1 << 29))),
+            ("memory", set(|s| s.memory_bytes = Some(1))),
+            ("cpus", set(|s| s.cpus = Some(0))),
+            ("processes", set(|s| s.processes = Some(10))),
+        ] {
+            assert!(outcome.as_ref().is_err_and(|text| text.starts_with(field)), "{field}: {outcome:?}");
+        }
+    }
+
+    #[test]
+    fn a_project_made_hot_leaves_a_window_of_the_defaults_behind() {
+        let hot = Settings { tier: Some(Tier::Hot), ..Settings::default() };
+        let defaults = Settings { idle_window: Some(Duration::from_secs(900)), ..Settings::default() };
+        assert_eq!(hot.or(&defaults).idle_window, None);
+        assert_eq!(hot.or(&defaults).check(), Ok(()));
+    }
+}

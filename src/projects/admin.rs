@@ -1,0 +1,226 @@
+//! [`Projects`]: what an admin asks for, and what is shown.
+
+use std::collections::HashMap;
+use std::net::SocketAddrV4;
+use std::sync::Arc;
+
+use kiln_domain::explain::Explanation;
+use kiln_domain::plan::{Stop, StopWish};
+use kiln_domain::settings::SettingsError;
+use kiln_domain::{Key, Lease, ProjectRecord, Settings, Step};
+use kiln_wire::units::{show_size, show_span};
+use kiln_wire::{LeaseView, Origin, ProjectView, QueuePlace, Setting, SettingsView};
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+use super::admission::QueueFigures;
+use super::handle::{Projects, TRIES};
+use super::messages::{Message, SetRefusal, StopRefusal};
+use super::registry::WorkerHandle;
+use crate::clock::rfc3339;
+use crate::metrics::{Count, Level, Metrics};
+use crate::store::{Event, Figures, StoreError};
+
+/// Why an admin's verb was not carried out.
+#[derive(Debug, Error)]
+pub enum VerbError {
+    #[error("there is no project {0}")]
+    Unknown(Key),
+    #[error("{key} is busy: {need}")]
+    Busy { key: Key, need: String },
+    #[error(transparent)]
+    Bad(#[from] SettingsError),
+    #[error("{text}")]
+    Failed { text: String, retryable: bool },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("gave up after {} s waiting for {key}", .after.as_secs())]
+    TimedOut { key: Key, after: std::time::Duration },
+}
+
+/// Events of a project that are shown with the answer to "why?".
+const EVENTS_SHOWN: u32 = 10;
+
+impl Projects {
+    /// Returns when the daemon is down; the cache stays. `force`: also one that is busy or wedged.
+    pub async fn stop(&self, key: &Key, force: bool) -> Result<(), VerbError> {
+        self.take_down(key, if force { StopWish::Force } else { StopWish::Stop }).await
+    }
+
+    /// Returns when nothing is left of the project but its events, and its cache in the trash.
+    pub async fn remove(&self, key: &Key) -> Result<(), VerbError> {
+        self.take_down(key, StopWish::Remove).await
+    }
+
+    async fn take_down(&self, key: &Key, wish: StopWish) -> Result<(), VerbError> {
+        let deadlines = self.shared.deadlines;
+        let stop = deadlines.observe + deadlines.of(Step::CountBuilds) + deadlines.of(Step::StopInstance(Stop::Force));
+        let removal = deadlines.of(Step::DestroyInstance) + deadlines.of(Step::Discard);
+        let after = if wish == StopWish::Remove { stop + removal } else { stop };
+        let failed = |text: String, retryable| VerbError::Failed { text, retryable };
+        for _ in 0..TRIES {
+            let worker = self.registry.worker(&self.shared, key, None).await?;
+            let worker = worker.ok_or_else(|| VerbError::Unknown(key.clone()))?;
+            let (reply, answer) = oneshot::channel();
+            if worker.mailbox.send(Message::Stop { wish, reply }).await.is_err() {
+                continue;
+            }
+            match tokio::time::timeout(after, answer).await {
+                Ok(Ok(Ok(()))) => return Ok(()),
+                Ok(Ok(Err(StopRefusal::Busy(need)))) => return Err(VerbError::Busy { key: key.clone(), need }),
+                Ok(Ok(Err(StopRefusal::Failed { text, retryable }))) => return Err(failed(text, retryable)),
+                Ok(Err(_gone)) => {}
+                Err(_elapsed) => return Err(VerbError::TimedOut { key: key.clone(), after }),
+            }
+        }
+        Err(VerbError::TimedOut { key: key.clone(), after })
+    }
+
+    /// Changes what is set for this project alone. Durable when it returns.
+    pub async fn set(&self, key: &Key, change: impl FnOnce(&mut Settings) + Send + 'static) -> Result<(), VerbError> {
+        let worker = self.registry.worker(&self.shared, key, None).await?;
+        let worker = worker.ok_or_else(|| VerbError::Unknown(key.clone()))?;
+        let (reply, answer) = oneshot::channel();
+        let gone =
+            || VerbError::Failed { text: "the project was busy going to sleep; try again".into(), retryable: true };
+        worker.mailbox.send(Message::Set { change: Box::new(change), reply }).await.map_err(|_| gone())?;
+        match answer.await.map_err(|_| gone())? {
+            Ok(()) => Ok(()),
+            Err(SetRefusal::Bad(error)) => Err(error.into()),
+            Err(SetRefusal::Store(error)) => Err(error.into()),
+        }
+    }
+
+    /// Why a project is as it is, and what happened to it lately, the newest last.
+    pub async fn why(&self, key: &Key) -> Result<(Explanation, Vec<Event>), VerbError> {
+        let after = self.shared.deadlines.observe;
+        for _ in 0..TRIES {
+            let worker = self.registry.worker(&self.shared, key, None).await?;
+            let worker = worker.ok_or_else(|| VerbError::Unknown(key.clone()))?;
+            let (reply, answer) = oneshot::channel();
+            if worker.mailbox.send(Message::Why { reply }).await.is_err() {
+                continue;
+            }
+            match tokio::time::timeout(after, answer).await {
+                Ok(Ok(explanation)) => {
+                    let events = self.shared.store.events_of(key, EVENTS_SHOWN).await?;
+                    return Ok((explanation, events));
+                }
+                Ok(Err(_gone)) => {}
+                Err(_elapsed) => break,
+            }
+        }
+        Err(VerbError::TimedOut { key: key.clone(), after })
+    }
+
+    /// What counts for a project.
+    pub fn settings(&self, record: &ProjectRecord) -> Settings {
+        self.shared.settings(record)
+    }
+
+    pub fn metrics(&self) -> Arc<Metrics> {
+        self.shared.metrics.clone()
+    }
+
+    /// What is read of the projects when somebody looks at the metrics.
+    pub(super) fn register_levels(&self) {
+        let metrics = &self.shared.metrics;
+        let over_workers = |pick: fn(&WorkerHandle) -> usize| {
+            let registry = self.registry.clone();
+            move || Some(registry.all().iter().map(pick).sum::<usize>() as f64)
+        };
+        metrics.read_level(Level::Leases, over_workers(|worker| worker.status.borrow().leases));
+        metrics.read_level(Level::Connections, over_workers(|worker| worker.connections.count()));
+        let held = |worker: &WorkerHandle| usize::from(worker.status.borrow().pending.is_some());
+        metrics.read_level(Level::RollsHeld, over_workers(held));
+        let queue = |pick: fn(QueueFigures) -> usize| {
+            let admission = self.shared.admission.clone();
+            move || Some(pick(admission.figures()) as f64)
+        };
+        metrics.read_level(Level::QueueLength, queue(|figures| figures.queued));
+        metrics.read_level(Level::StartsUnderWay, queue(|figures| figures.starting));
+        let figures = |pick: fn(Figures) -> u64| {
+            let store = self.shared.store.clone();
+            move || pick(store.figures())
+        };
+        metrics.read_count(Count::StoreCommits, figures(|figures| figures.commits));
+        metrics.read_count(Count::StoreWrites, figures(|figures| figures.writes));
+    }
+
+    pub async fn list(&self) -> Result<Vec<ProjectView>, StoreError> {
+        let records = self.shared.store.projects().await?;
+        let mut leases: HashMap<Key, Vec<Lease>> = HashMap::new();
+        for (key, lease) in self.shared.store.all_leases().await? {
+            leases.entry(key).or_default().push(lease);
+        }
+        Ok(records.iter().map(|r| self.view(r, leases.get(&r.key).map_or(&[], Vec::as_slice))).collect())
+    }
+
+    pub async fn show(&self, key: &Key) -> Result<Option<ProjectView>, StoreError> {
+        let Some(record) = self.shared.store.project(key).await? else { return Ok(None) };
+        let leases = self.shared.store.leases(key).await?;
+        Ok(Some(self.view(&record, &leases)))
+    }
+
+    fn view(&self, record: &ProjectRecord, leases: &[Lease]) -> ProjectView {
+        let worker = self.registry.get(&record.key);
+        let status = worker.as_ref().map(|worker| worker.status.borrow().clone());
+        let phase = status.as_ref().and_then(|status| status.phase.as_ref()).unwrap_or(&record.phase);
+        let connections = worker.as_ref().map_or(0, |worker| worker.connections.count());
+        let place =
+            |(position, length): (usize, usize)| QueuePlace { position: position as u64, length: length as u64 };
+        ProjectView {
+            key: record.key.to_string(),
+            repo: record.spec.repo.to_string(),
+            name: record.spec.name.clone(),
+            target: record.spec.target.clone(),
+            arch: record.spec.arch.to_string(),
+            phase: phase.name().to_owned(),
+            reason: status.as_ref().map_or_else(String::new, |status| status.reason.clone()),
+            generation: record.generation.get(),
+            address: SocketAddrV4::new(record.address, self.config.daemon_port).to_string(),
+            server_name: record.key.server_name(&self.config.addressing.domain),
+            connections: connections as u64,
+            leases: leases.iter().map(|lease| self.lease_view(lease)).collect(),
+            created: rfc3339(record.created),
+            last_activity: rfc3339(record.last_activity),
+            settings: Some(self.settings_view(record)),
+            queue: status.as_ref().and_then(|status| status.queue).map(place),
+            pending: status.and_then(|status| status.pending).into_iter().collect(),
+        }
+    }
+
+    pub(crate) fn lease_view(&self, lease: &Lease) -> LeaseView {
+        LeaseView {
+            id: lease.token.as_str().to_owned(),
+            created: rfc3339(lease.created),
+            renewed: rfc3339(lease.renewed),
+            expires: rfc3339(lease.expires),
+            alive_until: rfc3339(lease.renewed.plus(self.config.policy.lease.grace).min(lease.expires)),
+        }
+    }
+
+    fn settings_view(&self, record: &ProjectRecord) -> SettingsView {
+        let none = Settings::default();
+        let rule = self.config.rules.first(&record.spec.repo).map_or(&none, |rule| &rule.settings);
+        let effective = self.shared.settings(record);
+        let window = kiln_domain::idle::window(record, &effective, self.shared.clock.now(), &self.config.policy.idle);
+        let number = |count: Option<u32>| count.map(|count| count.to_string());
+        let setting = |value: Option<String>, set: fn(&Settings) -> bool| {
+            let origin = match (set(&record.settings), set(rule)) {
+                (true, _) => Origin::Project,
+                (false, true) => Origin::Rule,
+                (false, false) => Origin::Default,
+            };
+            Setting { value, origin }
+        };
+        SettingsView {
+            tier: setting(effective.tier.map(|tier| tier.name().to_owned()), |s| s.tier.is_some()),
+            idle_window: setting(Some(show_span(window)), |s| s.idle_window.is_some()),
+            volume: setting(effective.volume_bytes.map(show_size), |s| s.volume_bytes.is_some()),
+            memory: setting(effective.memory_bytes.map(show_size), |s| s.memory_bytes.is_some()),
+            cpus: setting(number(effective.cpus), |s| s.cpus.is_some()),
+            processes: setting(number(effective.processes), |s| s.processes.is_some()),
+        }
+    }
+}

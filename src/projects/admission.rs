@@ -1,0 +1,247 @@
+//! The door for starts: how many at a time, in which order, and whether the host has room.
+//!
+//! [`kiln_domain::admission`] says whether one more start may begin; this keeps the queue. It is fair: first come, first
+//! served, whichever project; only a project that needs nothing new goes through at once. While somebody waits, the host
+//! is looked at every second; while nobody does, it is looked at only when a start asks. A start that waits for memory or
+//! for a place among the daemons makes the one go that nobody has needed for longest.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use kiln_domain::admission::{AdmissionPolicy, HostLoad, Verdict, WaitsFor, admit};
+use kiln_domain::plan::Place;
+use kiln_domain::{Key, Timestamp};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::effects::Effects;
+use super::messages::Message;
+
+/// How long a reading of the host is good for, and how often it is read while somebody waits.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// A storage that hangs must hold nobody up: what cannot be read in this time is not known.
+const READ_PATIENCE: Duration = Duration::from_millis(500);
+
+pub(super) struct Admission {
+    policy: AdmissionPolicy,
+    effects: Arc<dyn Effects>,
+    state: Mutex<State>,
+    reading: tokio::sync::Mutex<Option<(Instant, HostLoad)>>,
+    /// For the task that watches the host while somebody waits.
+    own: Weak<Self>,
+}
+
+#[derive(Default)]
+struct State {
+    starting: BTreeSet<Key>,
+    /// Daemons that are up and not among the starting.
+    up: BTreeSet<Key>,
+    /// Daemons that are up and that nobody needs, since when.
+    unneeded: BTreeMap<Key, (Timestamp, mpsc::Sender<Message>)>,
+    queue: VecDeque<Waiting>,
+    /// Why the first of the queue waits.
+    waits_for: Option<WaitsFor>,
+    load: HostLoad,
+    watched: bool,
+}
+
+struct Waiting {
+    key: Key,
+    new_volume: bool,
+    mailbox: mpsc::Sender<Message>,
+}
+
+/// How a project's daemon stands, as far as others' starts care.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    Down,
+    Needed,
+    /// Since its last activity.
+    Unneeded(Timestamp),
+}
+
+/// What is seen from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueFigures {
+    pub starting: usize,
+    pub queued: usize,
+    pub running: usize,
+}
+
+impl State {
+    fn load(&self) -> HostLoad {
+        HostLoad { starting: self.starting.len(), running: self.up.len(), queued: self.queue.len(), ..self.load }
+    }
+
+    fn place(&self, key: &Key) -> Option<Place> {
+        if self.starting.contains(key) {
+            return Some(Place::Admitted);
+        }
+        let at = self.queue.iter().position(|waiting| waiting.key == *key)?;
+        // Whoever is not the first waits for what the first waits for, and for the first.
+        let waits_for = self.waits_for.unwrap_or(WaitsFor::Turn);
+        Some(Place::Queued { position: at + 1, length: self.queue.len(), waits_for })
+    }
+
+    /// Lets in whoever may start now, in order.
+    fn promote(&mut self, policy: &AdmissionPolicy) {
+        while let Some(first) = self.queue.front() {
+            match admit(&HostLoad { queued: 0, ..self.load() }, first.new_volume, policy) {
+                Verdict::Admit => {
+                    if let Some(Waiting { key, mailbox, .. }) = self.queue.pop_front() {
+                        self.starting.insert(key);
+                        // A full mailbox needs no nudge: the worker asks for its place with each decision.
+                        let _ = mailbox.try_send(Message::Nudge);
+                    }
+                }
+                Verdict::Wait(waits_for) => {
+                    self.waits_for = Some(waits_for);
+                    return;
+                }
+                // It asks again itself, and hears why.
+                Verdict::Refuse(_) => {
+                    if let Some(Waiting { mailbox, .. }) = self.queue.pop_front() {
+                        let _ = mailbox.try_send(Message::Nudge);
+                    }
+                }
+            }
+        }
+        self.waits_for = None;
+    }
+}
+
+impl Admission {
+    pub(super) fn new(policy: AdmissionPolicy, effects: Arc<dyn Effects>) -> Arc<Self> {
+        Arc::new_cyclic(|own| Self {
+            policy,
+            effects,
+            state: Mutex::default(),
+            reading: tokio::sync::Mutex::default(),
+            own: own.clone(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Whole between any two operations.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The place a project has, if it has asked for one.
+    pub(super) fn place(&self, key: &Key) -> Place {
+        self.state().place(key).unwrap_or_default()
+    }
+
+    /// Asks for a place. Asking again changes nothing.
+    pub(super) async fn ask(&self, key: &Key, new_volume: bool, mailbox: &mpsc::Sender<Message>) -> Place {
+        let load = self.read().await;
+        let mut state = self.state();
+        state.load = load;
+        if let Some(place) = state.place(key) {
+            return place;
+        }
+        let verdict = match admit(&state.load(), new_volume, &self.policy) {
+            Verdict::Admit if !state.queue.is_empty() => Verdict::Wait(state.waits_for.unwrap_or(WaitsFor::Turn)),
+            verdict => verdict,
+        };
+        match verdict {
+            Verdict::Admit => {
+                state.starting.insert(key.clone());
+                Place::Admitted
+            }
+            Verdict::Refuse(why) => Place::Refused(why),
+            Verdict::Wait(waits_for) => {
+                let first = state.queue.is_empty();
+                if first {
+                    state.waits_for = Some(waits_for);
+                }
+                state.queue.push_back(Waiting { key: key.clone(), new_volume, mailbox: mailbox.clone() });
+                self.watch(&mut state);
+                state.place(key).unwrap_or_default()
+            }
+        }
+    }
+
+    /// Gives a place back: the start is over, failed, or not needed any more.
+    pub(super) fn leave(&self, key: &Key) {
+        let mut state = self.state();
+        let started = state.starting.remove(key);
+        let waited = state.queue.len();
+        state.queue.retain(|waiting| waiting.key != *key);
+        if started || state.queue.len() < waited {
+            state.promote(&self.policy);
+        }
+    }
+
+    pub(super) fn report(&self, key: &Key, standing: Standing, mailbox: &mpsc::Sender<Message>) {
+        let mut state = self.state();
+        state.unneeded.remove(key);
+        let went = match standing {
+            Standing::Down => state.up.remove(key),
+            Standing::Needed => {
+                state.up.insert(key.clone());
+                false
+            }
+            Standing::Unneeded(since) => {
+                state.up.insert(key.clone());
+                state.unneeded.insert(key.clone(), (since, mailbox.clone()));
+                false
+            }
+        };
+        if went {
+            state.promote(&self.policy);
+        }
+    }
+
+    pub(super) fn figures(&self) -> QueueFigures {
+        let state = self.state();
+        QueueFigures { starting: state.starting.len(), queued: state.queue.len(), running: state.up.len() }
+    }
+
+    async fn read(&self) -> HostLoad {
+        let mut reading = self.reading.lock().await;
+        if let Some((at, load)) = *reading
+            && at.elapsed() < FRESH
+        {
+            return load;
+        }
+        let load = tokio::time::timeout(READ_PATIENCE, self.effects.load()).await.unwrap_or_default();
+        *reading = Some((Instant::now(), load));
+        load
+    }
+
+    /// A task for as long as somebody waits.
+    fn watch(&self, state: &mut State) {
+        if std::mem::replace(&mut state.watched, true) {
+            return;
+        }
+        let own = self.own.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(FRESH).await;
+                let Some(admission) = own.upgrade() else { return };
+                let load = admission.read().await;
+                let mut state = admission.state();
+                state.load = load;
+                state.promote(&admission.policy);
+                if state.queue.is_empty() {
+                    state.watched = false;
+                    return;
+                }
+                make_room(&mut state);
+            }
+        });
+    }
+}
+
+/// One at a time: what it gives back is seen before the next is asked.
+fn make_room(state: &mut State) {
+    if !state.waits_for.is_some_and(WaitsFor::eased_by_a_stop) {
+        return;
+    }
+    let longest = state.unneeded.iter().min_by_key(|(_, (since, _))| *since).map(|(key, _)| key.clone());
+    if let Some((_, mailbox)) = longest.and_then(|key| state.unneeded.remove(&key)) {
+        let _ = mailbox.try_send(Message::RoomWanted);
+    }
+}

@@ -1,0 +1,108 @@
+//! The trash: what was thrown away, and when it goes for good.
+//!
+//! By age, and by pressure: when the caches' storage is so full that new projects would be refused, the oldest of the
+//! trash goes first, whatever its age. Nothing but the trash is ever freed here.
+
+use std::time::Duration;
+
+use kiln_domain::{Key, Timestamp};
+
+use super::effects::EffectError;
+use super::handle::Projects;
+use super::reconcile::ReconcileError;
+use crate::host::volumes::{ParseNameError, TrashName, Trashed};
+
+/// The trash is looked through this often at least: its storage fills without telling.
+const LOOK_EVERY: Duration = Duration::from_mins(10);
+
+/// Freeing a large cache takes its time; one that hangs must not keep the next from being freed for ever.
+const PURGE_PATIENCE: Duration = Duration::from_mins(10);
+
+impl Projects {
+    /// What is in the trash, and when each goes by age.
+    pub async fn trash(&self) -> Result<Vec<(Trashed, Timestamp)>, EffectError> {
+        let kept = self.config.trash_kept;
+        let trash = self.shared.effects.trash().await?;
+        Ok(trash
+            .into_iter()
+            .map(|entry| (entry.since.plus(kept), entry))
+            .map(|(expires, entry)| (entry, expires))
+            .collect())
+    }
+
+    /// Brings a cache back, and with it its project.
+    pub async fn restore(&self, name: &str) -> Result<Key, ReconcileError> {
+        let name = parse(name)?;
+        if self.shared.store.project(name.key()).await?.is_some_and(|record| !record.phase.is_quiet()) {
+            let why = format!("{} is in use: remove it first, or wait until it is idle", name.key());
+            return Err(ReconcileError::Impossible(why));
+        }
+        let properties = self.shared.effects.restore(&name).await?;
+        self.adopt_from(&properties, "admin").await
+    }
+
+    /// Frees one for good. False: there is none of that name.
+    pub async fn purge(&self, name: &str) -> Result<bool, ReconcileError> {
+        let name = parse(name)?;
+        let there = self.shared.effects.trash().await?.iter().any(|entry| entry.name == name);
+        if there {
+            self.shared.effects.purge(&name).await?;
+            self.note("purged", format!("{name} was freed for good, as an admin asked"));
+        }
+        Ok(there)
+    }
+
+    /// Frees all of it for good, and says how many there were.
+    pub async fn empty_trash(&self) -> Result<u64, EffectError> {
+        let mut freed = 0;
+        for entry in self.shared.effects.trash().await? {
+            self.shared.effects.purge(&entry.name).await?;
+            self.note("purged", format!("{} was freed for good, as an admin asked", entry.name));
+            freed += 1;
+        }
+        Ok(freed)
+    }
+
+    pub(super) async fn empty_trash_by_age(&self) {
+        loop {
+            let next = match self.purge_what_is_due().await {
+                Ok(next) => next,
+                Err(error) => {
+                    tracing::warn!(%error, "the trash could not be looked through; trying again later");
+                    None
+                }
+            };
+            let wait = next.map_or(LOOK_EVERY, |at| at.since(self.shared.clock.now()).min(LOOK_EVERY));
+            tokio::time::sleep(wait.max(Duration::from_secs(1))).await;
+        }
+    }
+
+    /// Answers when the next is due.
+    async fn purge_what_is_due(&self) -> Result<Option<Timestamp>, EffectError> {
+        let mut trash = self.trash().await?;
+        trash.sort_by_key(|(entry, _)| entry.since);
+        let mut next = None;
+        for (entry, expires) in trash {
+            let full =
+                self.shared.effects.load().await.storage.is_some_and(|p| p >= self.config.admission.full_for_new);
+            let due = expires <= self.shared.clock.now();
+            if !due && !full {
+                next = next.or(Some(expires));
+                continue;
+            }
+            let purged = tokio::time::timeout(PURGE_PATIENCE, self.shared.effects.purge(&entry.name)).await;
+            match purged.unwrap_or(Err(EffectError::TimedOut { step: "free a cache", after: PURGE_PATIENCE })) {
+                Ok(()) => {
+                    let why = if due { "its time in the trash is over" } else { "the storage is full" };
+                    self.note("purged", format!("{} was freed for good: {why}", entry.name));
+                }
+                Err(error) => tracing::warn!(name = %entry.name, %error, "could not free it"),
+            }
+        }
+        Ok(next)
+    }
+}
+
+fn parse(name: &str) -> Result<TrashName, ReconcileError> {
+    name.parse().map_err(|error: ParseNameError| ReconcileError::Impossible(error.to_string()))
+}

@@ -1,0 +1,325 @@
+//! The database and the host, held against each other.
+//!
+//! At the start of Kiln every project that is not quiet gets its worker, which looks for itself. What this adds is the
+//! other direction: what is on the host and what the database does not know (K5). A daemon that runs and whose project
+//! is thought to sleep gets a worker. What carries our mark and no project is an *orphan*: it is told of, and touched
+//! only by an explicit verb. A database that was lost is filled again from the marks of volumes and instances.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kiln_domain::project::ProjectRecord;
+use kiln_domain::{Arch, BuildSpec, Key, Phase, Settings};
+use kiln_wire::{Orphan, OrphanKind};
+use thiserror::Error;
+use tokio::sync::broadcast;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::effects::{EffectError, Survey};
+use super::handle::Projects;
+use super::messages::Message;
+use super::registry::WorkerHandle;
+use crate::host::{InstanceEvent, Properties};
+use crate::metrics::PhaseLabel;
+use crate::store::{NewEvent, StoreError, TakenUp};
+
+/// Between two tries to survey a host that does not answer.
+const SURVEY_AGAIN: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Error)]
+pub enum ReconcileError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Host(#[from] EffectError),
+    #[error("gave up after {} s looking at the host", .after.as_secs())]
+    TimedOut { after: Duration },
+    #[error("there is no orphan {name:?}")]
+    NotThere { name: String },
+    #[error("{0}")]
+    Impossible(String),
+}
+
+impl Projects {
+    /// Takes up what was going on when Kiln last ran, and listens to the runtime until `shutdown` in a task of its own.
+    ///
+    /// To be awaited before the first request is answered: it may be the end of a build whose lease was made before.
+    pub async fn start(&self, shutdown: CancellationToken) -> Result<JoinHandle<()>, StoreError> {
+        // Before the first look, so that nothing that happens after it goes unheard.
+        let events = self.shared.effects.events();
+        if self.shared.store.needs_rebuild().await? {
+            self.rebuild_or_say_why().await;
+        }
+        let TakenUp { projects, leases, damaged } = self.shared.store.take_up().await?;
+        for row in damaged {
+            tracing::error!(key = row.key, "a row of the database is damaged and left alone: {}", row.why);
+            self.note("damaged", format!("the row of {} is left alone: {}", row.key, row.why));
+        }
+        let leased: BTreeSet<Key> = leases.into_iter().map(|(key, _)| key).collect();
+        for record in &projects {
+            self.shared.metrics.phase_changed(None, Some(PhaseLabel::from(&record.phase)));
+            let hot = self.shared.settings(record).tier == Some(kiln_domain::Tier::Hot);
+            if !record.phase.is_quiet() || hot || leased.contains(&record.key) {
+                self.registry.spawn(&self.shared, &record.key);
+            }
+        }
+        let projects = self.clone();
+        Ok(tokio::spawn(async move {
+            shutdown.run_until_cancelled(projects.attend(events)).await;
+        }))
+    }
+
+    async fn attend(&self, events: broadcast::Receiver<InstanceEvent>) {
+        tokio::join!(self.listen(events), self.survey_until_done(), self.empty_trash_by_age());
+    }
+
+    async fn listen(&self, mut events: broadcast::Receiver<InstanceEvent>) {
+        loop {
+            let workers = match events.recv().await {
+                Ok(InstanceEvent::Changed(key)) => self.worker_of(&key).await.into_iter().collect(),
+                Ok(InstanceEvent::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => self.registry.all(),
+                Err(broadcast::error::RecvError::Closed) => return,
+            };
+            for WorkerHandle { mailbox, .. } in workers {
+                // A worker that has gone has nothing running.
+                let _ = mailbox.send(Message::InstanceChanged).await;
+            }
+        }
+    }
+
+    /// Also of a project that sleeps: somebody else may have started its daemon.
+    async fn worker_of(&self, key: &Key) -> Option<WorkerHandle> {
+        self.registry.worker(&self.shared, key, None).await.ok().flatten()
+    }
+
+    /// Once the host answers: daemons that run get a worker, and orphans are told of.
+    async fn survey_until_done(&self) {
+        loop {
+            match self.look_around().await {
+                Ok(orphans) => {
+                    for Orphan { kind, name, why, .. } in orphans {
+                        tracing::warn!(%kind, name, "an orphan is on the host: {why}");
+                        self.note("orphan", format!("{kind} {name}: {why}"));
+                    }
+                    return;
+                }
+                Err(error) => tracing::warn!(%error, "the host could not be looked through; trying again"),
+            }
+            tokio::time::sleep(SURVEY_AGAIN).await;
+        }
+    }
+
+    async fn look_around(&self) -> Result<Vec<Orphan>, ReconcileError> {
+        let survey = self.survey().await?;
+        let known = self.known().await?;
+        for found in &survey.instances {
+            if let Some(key) = found.key.as_ref().filter(|key| found.running && known.contains_key(*key)) {
+                self.registry.spawn(&self.shared, key);
+            }
+        }
+        Ok(orphans_of(&survey, &known))
+    }
+
+    async fn survey(&self) -> Result<Survey, ReconcileError> {
+        let after = self.shared.deadlines.observe;
+        let survey = tokio::time::timeout(after, self.shared.effects.survey()).await;
+        Ok(survey.map_err(|_| ReconcileError::TimedOut { after })??)
+    }
+
+    async fn known(&self) -> Result<BTreeMap<Key, ProjectRecord>, StoreError> {
+        let records = self.shared.store.projects().await?;
+        Ok(records.into_iter().map(|record| (record.key.clone(), record)).collect())
+    }
+
+    /// What has lost its other half.
+    pub async fn orphans(&self) -> Result<Vec<Orphan>, ReconcileError> {
+        let survey = self.survey().await?;
+        Ok(orphans_of(&survey, &self.known().await?))
+    }
+
+    /// Makes a project of it again.
+    pub async fn adopt(&self, kind: Option<OrphanKind>, name: &str) -> Result<Key, ReconcileError> {
+        let survey = self.survey().await?;
+        let orphans = orphans_of(&survey, &self.known().await?);
+        let found: Vec<&Orphan> =
+            orphans.iter().filter(|o| o.name == name && kind.is_none_or(|kind| o.kind == kind)).collect();
+        let Some(orphan) = found.first() else { return Err(ReconcileError::NotThere { name: name.to_owned() }) };
+        if found.iter().any(|other| other.key != orphan.key) {
+            let why = format!("{name} is the name of more than one orphan: say which kind");
+            return Err(ReconcileError::Impossible(why));
+        }
+        let volume = survey.volumes.iter().find(|v| v.name == name).map(|v| &v.properties);
+        let instance = survey.instances.iter().find(|i| i.name == name).map(|i| &i.properties);
+        let properties = volume.filter(|_| orphan.kind == OrphanKind::Volume).or(instance);
+        let properties = properties.ok_or_else(|| ReconcileError::Impossible(orphan.why.clone()))?;
+        self.adopt_from(properties, "admin").await
+    }
+
+    /// The project that `properties` tell of, made anew if it is not there.
+    pub(super) async fn adopt_from(&self, properties: &Properties, by: &'static str) -> Result<Key, ReconcileError> {
+        let record = record_of(properties, self.shared.clock.now()).map_err(ReconcileError::Impossible)?;
+        let key = record.key.clone();
+        let event = NewEvent::new(self.shared.clock.now(), Some(&key), "adopted", "the project was found on the host");
+        let adopted = self.shared.store.adopt_project(record, self.shared.addresses, Some(event.by(by))).await?;
+        if adopted.new {
+            self.shared.metrics.phase_changed(None, Some(PhaseLabel::from(&adopted.record.phase)));
+        }
+        // It looks for itself what is there.
+        self.registry.spawn(&self.shared, &key);
+        Ok(key)
+    }
+
+    /// Removes an orphan: an instance for good, a volume to the trash.
+    pub async fn remove_orphan(&self, kind: OrphanKind, name: &str) -> Result<(), ReconcileError> {
+        let survey = self.survey().await?;
+        let orphans = orphans_of(&survey, &self.known().await?);
+        let orphan = orphans.iter().find(|o| o.kind == kind && o.name == name);
+        let orphan = orphan.ok_or_else(|| ReconcileError::NotThere { name: name.to_owned() })?;
+        let key = orphan.key.as_deref().and_then(|key| key.parse::<Key>().ok());
+        match (kind, key) {
+            (OrphanKind::Instance, _) => self.shared.effects.remove_instance(name).await?,
+            (OrphanKind::Volume, Some(key)) => self.shared.effects.discard_volume(&key).await?,
+            (OrphanKind::Volume, None) => {
+                return Err(ReconcileError::Impossible(format!("{name} is not ours: Kiln does not touch it")));
+            }
+            (OrphanKind::Record, _) => {
+                return Err(ReconcileError::Impossible(format!("remove the project: `kiln rm {name}`")));
+            }
+        }
+        self.note("orphan", format!("{kind} {name} was removed"));
+        Ok(())
+    }
+
+    async fn rebuild_or_say_why(&self) {
+        match self.rebuild().await {
+            Ok(count) => tracing::warn!(count, "the database was empty and was filled from what is on the host"),
+            Err(error) => {
+                tracing::error!(%error, "the database is empty and the host could not be looked through: start kilnd again \
+                    when it can, or adopt what `kiln orphans` lists");
+            }
+        }
+    }
+
+    /// Fills the database from the marks on the host, and says how many projects it found. Volumes first: they carry
+    /// the settings.
+    pub async fn rebuild(&self) -> Result<usize, ReconcileError> {
+        let survey = self.survey().await?;
+        let marks = survey.volumes.iter().map(|v| (&v.key, &v.properties));
+        let marks = marks.chain(survey.instances.iter().map(|i| (&i.key, &i.properties)));
+        let mut known = BTreeSet::new();
+        for (key, properties) in marks {
+            let Some(key) = key else { continue };
+            if known.contains(key) {
+                continue;
+            }
+            match record_of(properties, self.shared.clock.now()) {
+                Ok(record) => {
+                    let text = "the project was found on the host, and put back into the database";
+                    let event = NewEvent::new(self.shared.clock.now(), Some(key), "rebuilt", text);
+                    self.shared.store.adopt_project(record, self.shared.addresses, Some(event)).await?;
+                    known.insert(key.clone());
+                }
+                Err(why) => tracing::warn!(%key, "an object on the host tells of no project: {why}"),
+            }
+        }
+        let text = format!("the database was rebuilt from the host: {} project(s)", known.len());
+        let event = NewEvent::new(self.shared.clock.now(), None, "rebuilt", text);
+        self.shared.store.rebuilt(Some(event)).await?;
+        Ok(known.len())
+    }
+
+    pub(super) fn note(&self, kind: &'static str, text: String) {
+        drop(self.shared.store.record(NewEvent::new(self.shared.clock.now(), None, kind, text)));
+    }
+}
+
+/// What stands on the host and in no project, and projects whose cache should be there and is not.
+fn orphans_of(survey: &Survey, known: &BTreeMap<Key, ProjectRecord>) -> Vec<Orphan> {
+    let mut orphans = Vec::new();
+    let of = |kind, name: &str, key: Option<&Key>, properties: &Properties| {
+        let (why, adoptable) = match key {
+            None => ("it does not carry our mark, and Kiln does not touch it".to_owned(), false),
+            Some(key) => match record_of(properties, kiln_domain::Timestamp::EPOCH) {
+                Ok(record) if record.key == *key => ("its project is not in the database".to_owned(), true),
+                Ok(_) => ("its name and its marks tell of different projects".to_owned(), false),
+                Err(why) => (why, false),
+            },
+        };
+        Orphan { kind, name: name.to_owned(), key: key.map(ToString::to_string), why, adoptable }
+    };
+    for found in &survey.instances {
+        if found.key.as_ref().is_none_or(|key| !known.contains_key(key)) {
+            orphans.push(of(OrphanKind::Instance, &found.name, found.key.as_ref(), &found.properties));
+        }
+    }
+    for found in &survey.volumes {
+        if found.key.as_ref().is_none_or(|key| !known.contains_key(key)) {
+            orphans.push(of(OrphanKind::Volume, &found.name, found.key.as_ref(), &found.properties));
+        }
+    }
+    let caches: BTreeSet<&Key> = survey.volumes.iter().filter_map(|found| found.key.as_ref()).collect();
+    for record in known.values() {
+        // One that never got that far, or is on its way, has none.
+        let should = matches!(record.phase, Phase::Idle | Phase::Warm);
+        if should && !caches.contains(&record.key) {
+            let why = "its cache is gone from the host; its next build starts with an empty one".to_owned();
+            let key = record.key.to_string();
+            orphans.push(Orphan { kind: OrphanKind::Record, name: key.clone(), key: Some(key), why, adoptable: false });
+        }
+    }
+    orphans
+}
+
+/// The project that an object's marks tell of.
+fn record_of(properties: &Properties, now: kiln_domain::Timestamp) -> Result<ProjectRecord, String> {
+    let part = |name: &str| properties.get(name).map_or("", String::as_str);
+    let arch: Arch = part("arch").parse().map_err(|_| "its marks name no architecture".to_owned())?;
+    let spec = BuildSpec::new(part("repo"), part("name"), part("target"), arch.as_str())
+        .map_err(|error| format!("its marks are no project's: {error}"))?;
+    // An address out of the range, or none, is given anew when it is put into the database.
+    let address = part("address").parse().unwrap_or(std::net::Ipv4Addr::UNSPECIFIED);
+    let mut record = ProjectRecord::new(spec, address, now);
+    if part("key") != record.key.as_str() {
+        return Err(format!("its marks are those of {}, and its key is {:?}", record.key, part("key")));
+    }
+    record.settings = match part("settings") {
+        "" => Settings::default(),
+        text => serde_json::from_str(text).map_err(|error| format!("its settings cannot be read: {error}"))?,
+    };
+    record.phase = Phase::Idle;
+    Ok(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn marks(change: impl FnOnce(&mut Properties)) -> Properties {
+        let spec = BuildSpec::new("github.com/org/repo", "", "app", "amd64").expect("valid");
+        let record = ProjectRecord::new(spec, "10.88.0.7".parse().expect("an address"), kiln_domain::Timestamp::EPOCH);
+        let mut properties = super::super::host_effects::properties(&record);
+        change(&mut properties);
+        properties
+    }
+
+    #[test]
+    fn a_project_s_marks_are_the_project() {
+        let properties = marks(|p| drop(p.insert("settings".into(), r#"{"tier":"hot"}"#.into())));
+        let record = record_of(&properties, kiln_domain::Timestamp::EPOCH).expect("a project");
+        assert_eq!((record.spec.target.as_str(), record.address.to_string()), ("app", "10.88.0.7".to_owned()));
+        assert_eq!(record.settings.tier, Some(kiln_domain::Tier::Hot));
+    }
+
+    #[test]
+    fn marks_that_contradict_themselves_are_no_project() {
+        for broken in [
+            marks(|p| drop(p.insert("repo".into(), "github.com/other/repo".into()))),
+            marks(|p| drop(p.remove("arch"))),
+            marks(|p| drop(p.insert("settings".into(), "{".into()))),
+            Properties::new(),
+        ] {
+            assert!(record_of(&broken, kiln_domain::Timestamp::EPOCH).is_err(), "{broken:?}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Looks and steps, each as a task of its own, and what their outcomes change.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kiln_domain::health::{Health, Probed};
+use kiln_domain::plan::{Counted, Done, InstanceSeen, Observed};
+use kiln_domain::{Phase, ProjectRecord, Step};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::super::effects::EffectError;
+use super::super::messages::{Refusal, RefusalKind};
+use super::Worker;
+use crate::causes;
+use crate::metrics::{Fault, Stage, StepLabel};
+
+pub(super) enum Outcome {
+    Observed(Result<Look, EffectError>),
+    Performed(Step, Result<Done, EffectError>),
+}
+
+pub(super) struct Look {
+    seen: Observed,
+    /// Of a daemon that went away by itself.
+    last_words: Option<String>,
+}
+
+/// An effect under way. Dropping it does not cancel it: every step is safe to repeat, and half of one is not better.
+pub(super) struct InFlight {
+    /// `None`: it looks.
+    pub(super) step: Option<Step>,
+    since: Instant,
+    task: JoinHandle<Outcome>,
+}
+
+impl Worker {
+    pub(super) fn start_observing(&mut self) {
+        self.changed_since = false;
+        let shared = Arc::clone(&self.shared);
+        let (record, settings) = (self.record.clone(), self.settings.clone());
+        let task = tokio::spawn(async move {
+            let after = shared.deadlines.observe;
+            let look = shared.effects.observe(&record, &settings);
+            let timed_out = EffectError::TimedOut { step: "look at the host", after };
+            let seen = match tokio::time::timeout(after, look).await.unwrap_or(Err(timed_out)) {
+                Ok(seen) => seen,
+                Err(error) => return Outcome::Observed(Err(error)),
+            };
+            let last_words = if went_away(&record, &seen) {
+                let words = tokio::time::timeout(after, shared.effects.last_words(&record, &settings)).await;
+                Some(words.unwrap_or_default())
+            } else {
+                None
+            };
+            Outcome::Observed(Ok(Look { seen, last_words }))
+        });
+        self.in_flight = Some(InFlight { step: None, since: Instant::now(), task });
+    }
+
+    pub(super) fn start_step(&mut self, step: Step) {
+        let shared = Arc::clone(&self.shared);
+        let (record, settings) = (self.record.clone(), self.settings.clone());
+        let task = tokio::spawn(async move {
+            let after = shared.deadlines.of(step);
+            let effect = shared.effects.perform(step, &record, &settings);
+            let timed_out = EffectError::TimedOut { step: step.name(), after };
+            Outcome::Performed(step, tokio::time::timeout(after, effect).await.unwrap_or(Err(timed_out)))
+        });
+        self.in_flight = Some(InFlight { step: Some(step), since: Instant::now(), task });
+    }
+
+    pub(super) async fn take_in(&mut self, outcome: Outcome, took: Duration) {
+        self.measure(&outcome, took);
+        match outcome {
+            // It may be out of date already: look again.
+            Outcome::Observed(Ok(_)) if self.changed_since => {}
+            Outcome::Observed(Ok(Look { seen, last_words })) => {
+                if let Some(words) = last_words {
+                    self.note_death(&words);
+                }
+                if let InstanceSeen::Running { serving: true, .. } = seen.instance {
+                    self.health = Health::answered(self.now());
+                }
+                self.observed = Some((seen, self.now()));
+            }
+            Outcome::Observed(Err(error)) => self.set_back("look at it", &error).await,
+            Outcome::Performed(step, Ok(done)) => self.note_done(step, &done),
+            Outcome::Performed(step, Err(error)) if step.only_asks() => {
+                tracing::debug!(key = %self.key, %error, "could not {}", step.name());
+                self.health.note(self.now(), Probed { answered: false, cpu: None });
+            }
+            Outcome::Performed(step, Err(error)) => {
+                if step == Step::AwaitServing {
+                    self.gave_up_on.clone_from(&self.record.incarnation);
+                }
+                self.set_back(step.name(), &error).await;
+            }
+        }
+    }
+
+    fn measure(&self, outcome: &Outcome, took: Duration) {
+        let metrics = &self.shared.metrics;
+        let (step, failed) = match outcome {
+            Outcome::Observed(outcome) => (StepLabel::Observe, outcome.is_err()),
+            Outcome::Performed(step, outcome) => (StepLabel::from(*step), outcome.is_err()),
+        };
+        if failed {
+            metrics.step_failed(step, took)
+        } else {
+            metrics.step_done(step, took)
+        }
+        if let Outcome::Performed(step, Ok(_)) = outcome
+            && let Some(stage) = Stage::of(*step)
+        {
+            metrics.waited(stage, took);
+        }
+    }
+
+    fn note_done(&mut self, step: Step, done: &Done) {
+        let now = self.now();
+        if let Some((observed, _)) = &mut self.observed {
+            observed.apply(step, done);
+        }
+        match (step, done) {
+            (Step::StartInstance, Done::Started { incarnation }) => {
+                self.record.incarnation = Some(incarnation.clone());
+                (self.health, self.counted) = (Health::default(), None);
+            }
+            (Step::StopInstance(_), _) => {
+                self.record.incarnation = None;
+                (self.health, self.counted) = (Health::default(), None);
+            }
+            (Step::AwaitServing, _) => self.health = Health::answered(now),
+            (_, Done::Probed(probed)) => self.note_probe(*probed),
+            (_, Done::Builds { count, cpu }) => {
+                self.note_probe(Probed { answered: count.is_some(), cpu: *cpu });
+                self.counted = count.map(|builds| Counted { builds, at: now });
+                if count.is_some_and(|builds| builds > 0) {
+                    self.touch_on_disk();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn note_probe(&mut self, probed: Probed) {
+        self.health.note(self.now(), probed);
+        if let (true, Some((observed, _))) = (probed.answered, &mut self.observed) {
+            observed.serves();
+        }
+    }
+
+    /// A crash is worth a line in the journal.
+    fn note_death(&mut self, last_words: &str) {
+        self.setbacks = self.setbacks.and_another(self.now());
+        self.shared.metrics.daemon_at_fault(Fault::Died);
+        (self.health, self.counted) = (Health::default(), None);
+        let event = self.event("died", format!("the daemon went away by itself; its last words:\n{last_words}"));
+        self.log_event(event);
+    }
+
+    async fn set_back(&mut self, what: &str, error: &EffectError) {
+        self.setbacks = self.setbacks.and_another(self.now());
+        self.observed = None;
+        self.leave_queue();
+        let reason = causes::in_one_line(error);
+        tracing::warn!(key = %self.key, %reason, "could not {what}");
+        let text = format!("could not {what}: {reason}");
+        // A removal that began stays one, whatever comes between.
+        let phase = match self.record.phase {
+            Phase::Removing => Phase::Removing,
+            _ => Phase::Failed { reason: text.clone() },
+        };
+        self.show(&phase, text.clone(), None);
+        let event = self.event("failed", text.clone());
+        self.enter(phase, event).await;
+        let kind = match (error.timed_out(), error.is_retryable()) {
+            (true, _) => RefusalKind::TimedOut,
+            (false, true) => RefusalKind::NotNow,
+            (false, false) => RefusalKind::Broken,
+        };
+        self.refuse_all(&Refusal { kind, text });
+        self.explain_failure();
+    }
+
+    /// Whoever asked why hears what is known without a look.
+    fn explain_failure(&mut self) {
+        let explanation = kiln_domain::explain::Explanation {
+            headline: self.record.phase.to_string(),
+            because: vec!["the host could not be looked at or changed; it is tried again".to_owned()],
+            next: None,
+        };
+        for asker in self.askers.drain(..) {
+            drop(asker.send(explanation.clone()));
+        }
+    }
+}
+
+/// It was warm, nobody stopped it, and it is not running.
+fn went_away(record: &ProjectRecord, seen: &Observed) -> bool {
+    record.phase == Phase::Warm && matches!(seen.instance, InstanceSeen::Stopped { .. } | InstanceSeen::Absent)
+}
+
+/// The outcome of what is in flight; never, if nothing is.
+pub(super) async fn landed(in_flight: &mut Option<InFlight>) -> (Outcome, Duration) {
+    let Some(InFlight { step, since, task }) = in_flight else { return std::future::pending().await };
+    let outcome = match task.await {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            // A panic in an effect is a fault of ours; the project stands still and says so, nobody else notices.
+            tracing::error!(%error, "an effect ended without an outcome");
+            let failed = EffectError::TimedOut { step: "an effect ended without an outcome", after: Duration::ZERO };
+            match *step {
+                Some(step) => Outcome::Performed(step, Err(failed)),
+                None => Outcome::Observed(Err(failed)),
+            }
+        }
+    };
+    (outcome, since.elapsed())
+}

@@ -1,0 +1,191 @@
+//! What a worker does with each message. Nothing here waits.
+
+use kiln_domain::plan::StopWish;
+use kiln_domain::{BuildSpec, Phase, Settings, Tier, TokenHash};
+use tokio::sync::oneshot;
+
+use super::super::messages::{Message, Refusal, RefusalKind, Releasing, Renewing, SetRefusal, StopRefusal, Waiter};
+use super::{StopReply, Worker};
+use crate::metrics::LeaseEnd;
+use crate::store::StoreError;
+
+impl Worker {
+    pub(super) fn hear(&mut self, message: Message) {
+        match message {
+            Message::Route { spec, token, reply } => {
+                if let Err(refusal) = self.check(&spec) {
+                    return drop(reply.send(Err(refusal)));
+                }
+                self.touch();
+                match self.routable() {
+                    Some(warm) => self.grant(Some(warm), token, reply),
+                    None => self.waiters.push(Waiter::Route { token, reply }),
+                }
+            }
+            Message::Lease { spec, token, reply } => {
+                if let Err(refusal) = self.check(&spec) {
+                    return drop(reply.send(Err(refusal)));
+                }
+                self.touch();
+                self.grant(self.routable(), token, reply);
+            }
+            Message::Await { reply } => match self.routable() {
+                Some(warm) => drop(reply.send(Ok(warm))),
+                None => self.waiters.push(Waiter::Await { reply }),
+            },
+            Message::Connect { reply } => {
+                if let Some(warm) = self.routable() {
+                    return self.connect(warm, reply);
+                }
+                // As a route does: a start that outlasts this client's patience is for the client's next try.
+                self.touch();
+                self.waiters.push(Waiter::Connect { reply });
+            }
+            Message::Prewarm { spec, reply } => {
+                let answer = self.check(&spec).map(|()| self.routable());
+                if answer.is_ok() {
+                    self.touch_on_disk();
+                    self.prewarming = true;
+                }
+                drop(reply.send(answer));
+            }
+            Message::Renew { token, reply } => drop(reply.send(self.renew(&token))),
+            Message::Complete { token, how, reply } => {
+                let released = self.complete(&token, how);
+                if let Some(reply) = reply {
+                    drop(reply.send(released));
+                }
+            }
+            Message::CompleteOldest { reply } => {
+                let oldest = self.leases.iter().min_by_key(|lease| lease.created).map(|lease| lease.token.clone());
+                drop(reply.send(oldest.and_then(|token| self.complete(&token, LeaseEnd::Nameless))));
+            }
+            Message::StillHeld { lease } => {
+                // A worker made since then has read it from the disk.
+                if !self.leases.iter().any(|known| known.token == lease.token) {
+                    self.leases.push(lease);
+                }
+            }
+            Message::Stop { wish, reply } => self.hear_stop(wish, reply),
+            Message::Set { change, reply } => self.set(change, reply),
+            Message::Why { reply } => match self.explanation() {
+                Some(explanation) => drop(reply.send(explanation)),
+                None => self.askers.push(reply),
+            },
+            Message::InstanceChanged if self.in_flight.is_none() => self.observed = None,
+            Message::InstanceChanged => self.changed_since = true,
+            Message::Suspect => self.health.suspect(),
+            Message::RoomWanted => self.room_wanted = true,
+            Message::Nudge => self.place = self.shared.admission.place(&self.key),
+        }
+    }
+
+    /// A key that two identities share is refused, never shared (K1); and what is being removed takes nobody.
+    fn check(&self, spec: &BuildSpec) -> Result<(), Refusal> {
+        if self.record.spec != *spec {
+            let stored = Box::new(self.record.spec.clone());
+            let text = StoreError::OtherIdentity { key: self.key.clone(), stored }.to_string();
+            return Err(Refusal { kind: RefusalKind::OtherIdentity, text });
+        }
+        if self.record.phase == Phase::Removing {
+            let text = "the project is being removed; ask again when that is done".to_owned();
+            return Err(Refusal { kind: RefusalKind::NotNow, text });
+        }
+        Ok(())
+    }
+
+    pub(super) fn touch(&mut self) {
+        self.record.last_activity = self.now();
+    }
+
+    /// Activity that no other write takes along to the disk.
+    pub(super) fn touch_on_disk(&mut self) {
+        self.touch();
+        drop(self.shared.store.save_project(&self.record, None));
+    }
+
+    fn renew(&mut self, token: &TokenHash) -> Option<Renewing> {
+        let now = self.now();
+        let lease = self.leases.iter_mut().find(|lease| lease.token == *token)?;
+        let in_time = lease.renew(now);
+        let lease = lease.clone();
+        let renewed = in_time.then(|| self.shared.store.renew_lease(token, now));
+        Some(Renewing { lease, renewed })
+    }
+
+    /// It counts no more from here on; as with its making, whoever wants to waits for the disk. One that nobody waits for
+    /// and that could not be removed there comes back with the next start of Kiln, and ends with its grace.
+    fn complete(&mut self, token: &TokenHash, how: LeaseEnd) -> Option<Releasing> {
+        let at = self.leases.iter().position(|lease| lease.token == *token)?;
+        let lease = self.leases.remove(at);
+        self.touch();
+        let why = match how {
+            LeaseEnd::Undelivered => "its answer could not be delivered",
+            LeaseEnd::Nameless => "a client that names no build said so",
+            _ => "its client said so",
+        };
+        self.shared.metrics.lease_ended(how);
+        let event = self.event("completed", format!("a build ended: {why}")).by("client");
+        Some(Releasing { lease, removed: self.shared.store.remove_lease(token, self.now(), Some(event)) })
+    }
+
+    fn hear_stop(&mut self, wish: StopWish, reply: StopReply) {
+        let demand = self.demand();
+        if wish != StopWish::Force && demand.is_busy(self.now(), &self.shared.policy) {
+            let need = demand.need(&self.settings, self.now(), &self.shared.policy);
+            let text = need.map(|need| need.to_string()).unwrap_or_default();
+            drop(reply.send(Err(StopRefusal::Busy(text))));
+        } else {
+            // It is asked anew which builds run: an answer from before is not about this moment.
+            self.counted = None;
+            let text = match wish {
+                StopWish::Stop => "a stop was asked for",
+                StopWish::Remove => "its removal was asked for",
+                StopWish::Force => "a forced stop was asked for",
+            };
+            self.log_event(self.event("asked", text.to_owned()).by("admin"));
+            self.stoppers.push((wish, reply));
+        }
+    }
+
+    /// Takes effect at once where it is a rule of ours, and by a roll where the daemon has to be made anew.
+    fn set(&mut self, change: Box<dyn FnOnce(&mut Settings) + Send>, reply: oneshot::Sender<Result<(), SetRefusal>>) {
+        let mut own = self.record.settings.clone();
+        change(&mut own);
+        // Together with what it inherits: a window on a hot project is a contradiction wherever each comes from.
+        let before = std::mem::replace(&mut self.record.settings, own.clone());
+        let effective = self.shared.settings(&self.record);
+        if let Err(error) = own.check().and_then(|()| effective.check()) {
+            self.record.settings = before;
+            return drop(reply.send(Err(SetRefusal::Bad(error))));
+        }
+        self.settings = effective;
+        let tier = self.settings.tier.unwrap_or(Tier::Warm).name();
+        let event = self.event("set", format!("its settings were changed; it is {tier}")).by("admin");
+        let saved = self.shared.store.save_project(&self.record, Some(event));
+        let (shared, record) = (self.shared.clone(), self.record.clone());
+        tokio::spawn(async move {
+            if let Ok(Err(error)) =
+                tokio::time::timeout(shared.deadlines.observe, shared.effects.describe(&record)).await
+            {
+                tracing::warn!(key = %record.key, %error, "its settings are not written beside its cache");
+            }
+            drop(reply.send(saved.await.map_err(SetRefusal::Store)));
+        });
+        // What of it is out of date now is seen by looking.
+        if self.in_flight.is_none() {
+            self.observed = None;
+        } else {
+            self.changed_since = true;
+        }
+    }
+
+    /// The end of a connection is activity: the idle window starts there.
+    pub(super) fn note_connections(&mut self) {
+        let count = self.desk.connections.count();
+        if count < self.last_connections {
+            self.touch_on_disk();
+        }
+        self.last_connections = count;
+    }
+}
