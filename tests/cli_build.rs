@@ -11,11 +11,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, patch, post};
 use axum::{Json, Router};
-use kiln_wire::{CompleteRequest, Credential, RouteRequest, RouteResponse};
+use kiln_wire::{
+    ApiError, CompleteRequest, Credential, LeaseView, Origin, ProjectView, Renew, RouteRequest, RouteResponse,
+    RouteStatus, Setting, SettingsView, Trashed, Why,
+};
 
 /// Longer than anything here takes; a test that waits so long has failed.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -29,6 +32,10 @@ struct Kilnd {
     /// The statuses of the next answers to `/route` and `/complete`; 200 and 204 when there are none left.
     failures: Arc<Mutex<Vec<u16>>>,
     with_credential: bool,
+    /// The daemon is ready after so many polls.
+    polls: Arc<Mutex<u32>>,
+    /// As one that knows neither polls nor renewals.
+    old: bool,
 }
 
 struct Stage {
@@ -59,7 +66,13 @@ impl Stage {
         );
         fs::write(&buildx, body).expect("written");
         fs::set_permissions(&buildx, fs::Permissions::from_mode(0o755)).expect("set");
-        let mut kilnd = Kilnd { journal: Journal::default(), failures: Arc::default(), with_credential: true };
+        let mut kilnd = Kilnd {
+            journal: Journal::default(),
+            failures: Arc::default(),
+            with_credential: true,
+            polls: Arc::default(),
+            old: false,
+        };
         change(&mut kilnd);
         let server = serve(&dir.path().join("kiln.sock"), kilnd.clone());
         Self { dir, kilnd, buildx, _server: server }
@@ -129,11 +142,99 @@ fn serve(socket: &Path, kilnd: Kilnd) -> tokio::runtime::Runtime {
             .route("/complete", post(complete))
             .route("/v1/events", get(endless_events))
             .route("/v1/projects", get(|| async { Json(serde_json::json!([])) }))
+            .route("/v1/projects/{key}", get(|| async { Json(view()) }).delete(noted))
+            .route("/v1/projects/{key}/why", get(why))
+            .route("/v1/projects/{key}/settings", patch(set))
+            .route("/v1/projects/{key}/stop", post(noted))
+            .route("/v1/leases/{id}/renew", post(renew))
+            .route("/v1/orphans", get(|| async { Json(serde_json::json!([])) }))
+            .route("/v1/orphans/adopt", post(taken))
+            .route("/v1/orphans/remove", post(noted))
+            .route("/v1/trash", get(trash).delete(|| async { Json(serde_json::json!({"removed": 2})) }))
+            .route("/v1/trash/{name}", delete(noted))
+            .route("/v1/trash/{name}/restore", post(taken))
             .with_state(kilnd);
         let listener = tokio::net::UnixListener::from_std(listener).expect("a listener");
         axum::serve(listener, router).await.expect("served");
     });
     runtime
+}
+
+/// Whatever it is: written down, and done.
+async fn noted(State(kilnd): State<Kilnd>, request: axum::extract::Request) -> StatusCode {
+    noted_as(&kilnd, request).await;
+    StatusCode::NO_CONTENT
+}
+
+async fn noted_as(kilnd: &Kilnd, request: axum::extract::Request) {
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let body = axum::body::to_bytes(request.into_body(), 8192).await.expect("a body");
+    let line = format!("{method} {uri} {}", String::from_utf8_lossy(&body));
+    kilnd.journal.lock().expect("whole").push(line.trim().to_owned());
+}
+
+async fn taken(State(kilnd): State<Kilnd>, request: axum::extract::Request) -> Response {
+    noted_as(&kilnd, request).await;
+    Json(serde_json::json!({"key": "pbcce5b6205652dd7"})).into_response()
+}
+
+async fn set(State(kilnd): State<Kilnd>, request: axum::extract::Request) -> Response {
+    noted_as(&kilnd, request).await;
+    Json(view()).into_response()
+}
+
+async fn trash() -> Response {
+    let one = Trashed {
+        name: "p1-old".into(),
+        key: Some("p1".into()),
+        repo: Some("h/r\u{1b}[2J".into()),
+        since: "2020-01-01T00:00:00Z".into(),
+        expires: "2030-01-01T00:00:00Z".into(),
+    };
+    Json([one]).into_response()
+}
+
+async fn why() -> Response {
+    let because = vec!["a lease is alive".to_owned()];
+    Json(Why { key: "p1".into(), headline: "It is warm.".into(), because, ..Why::default() }).into_response()
+}
+
+fn view() -> ProjectView {
+    let setting = |value: Option<&str>, origin| Setting { value: value.map(str::to_owned), origin };
+    ProjectView {
+        key: "pbcce5b6205652dd7".into(),
+        phase: "warm".into(),
+        settings: Some(SettingsView {
+            tier: setting(Some("hot"), Origin::Project),
+            idle_window: setting(Some("15m"), Origin::Default),
+            volume: setting(Some("20GiB"), Origin::Rule),
+            memory: setting(None, Origin::Default),
+            cpus: setting(Some("4"), Origin::Project),
+            processes: setting(None, Origin::Default),
+        }),
+        pending: vec!["cpus: 2 now".into()],
+        ..ProjectView::default()
+    }
+}
+
+async fn renew(
+    State(kilnd): State<Kilnd>,
+    axum::extract::Path(id): axum::extract::Path<String>,
+    Json(request): Json<Renew>,
+) -> Response {
+    let token: kiln_domain::LeaseToken = request.build_id.parse().expect("a token");
+    assert_eq!(token.hash().as_str(), id);
+    if kilnd.old {
+        return (StatusCode::NOT_FOUND, Json(ApiError { error: "nothing here".into() })).into_response();
+    }
+    let lease = LeaseView {
+        id,
+        created: "2026-11-29T00:00:00Z".into(),
+        renewed: "2026-11-29T00:00:00Z".into(),
+        expires: "2026-11-29T02:00:00Z".into(),
+        alive_until: "2026-11-29T00:00:15Z".into(),
+    };
+    kilnd.note("renew".into()).unwrap_or_else(|| Json(lease).into_response())
 }
 
 /// One event, and then nothing for ever.
@@ -153,30 +254,46 @@ impl Kilnd {
     }
 }
 
-async fn route(State(kilnd): State<Kilnd>, Json(request): Json<RouteRequest>) -> Response {
+async fn route(State(kilnd): State<Kilnd>, headers: HeaderMap, Json(request): Json<RouteRequest>) -> Response {
     let key = kiln_domain::Key::of(&request.spec().expect("a spec"));
-    if let Some(failure) = kilnd.note(format!("route {} {} {}", request.repo, request.target, request.untrusted)) {
+    let again = if request.build_id.is_some() { " again" } else { "" };
+    let line = format!("route {} {} {}{again}", request.repo, request.target, request.untrusted);
+    if let Some(failure) = kilnd.note(line) {
         return failure;
     }
-    let credential = kilnd.with_credential.then(|| Credential {
+    let polled = headers.get("prefer").is_some_and(|value| value.as_bytes().starts_with(b"respond-async, wait="));
+    let ready = {
+        let mut polls = kilnd.polls.lock().expect("whole");
+        let ready = *polls == 0 || !polled;
+        *polls = polls.saturating_sub(1);
+        ready
+    };
+    let credential = (ready && kilnd.with_credential).then(|| Credential {
         ca: "CA".into(),
         cert: "CERT".into(),
         key: "KEY".into(),
         expires: "2030-01-01T00:00:00Z".into(),
     });
-    Json(RouteResponse {
+    let token: kiln_domain::LeaseToken = "00112233aabbccdd".parse().expect("a token");
+    let status = RouteStatus {
+        phase: "starting".into(),
+        reason: "two others start".into(),
+        queue_position: Some(2),
+        queue_length: Some(3),
+    };
+    let response = RouteResponse {
         key,
         build_id: Some("00112233aabbccdd".into()),
         endpoint: "tcp://127.0.0.1:1234".into(),
         namespace: "kiln".into(),
-        ready: true,
+        ready,
         server_name: "buildkitd-x.kiln".into(),
         generation: 1,
         credential,
-        lease_id: None,
-        status: None,
-    })
-    .into_response()
+        lease_id: (!kilnd.old).then(|| token.hash().as_str().to_owned()),
+        status: (!ready).then_some(status),
+    };
+    (if ready { StatusCode::OK } else { StatusCode::ACCEPTED }, Json(response)).into_response()
 }
 
 async fn complete(State(kilnd): State<Kilnd>, Json(request): Json<CompleteRequest>) -> Response {
@@ -442,4 +559,171 @@ fn prints_for_programs() {
     assert_eq!(stage.asked().last().map(String::as_str), Some(COMPLETE));
     let output = stage.kiln(&["completions", "bash"]).output().expect("run");
     assert!(String::from_utf8_lossy(&output.stdout).contains("_kiln"));
+}
+
+#[test]
+fn a_daemon_that_takes_its_time_is_polled_for_with_one_lease() {
+    let stage = Stage::with("", |kilnd| kilnd.polls = Arc::new(Mutex::new(2)));
+    let output = stage.build(&["."]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "", "nobody looks, so nothing is said");
+    let route = "route github.com/org/repo default false";
+    assert_eq!(stage.asked(), [route, &format!("{route} again"), &format!("{route} again"), COMPLETE]);
+}
+
+#[test]
+fn a_lease_that_ended_meanwhile_is_asked_for_anew() {
+    // Without a lease in hand that is an answer to be told.
+    let stage = Stage::new("");
+    stage.kilnd.failures.lock().expect("whole").extend([410]);
+    let output = stage.build(&["."]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("410"), "{}", stderr(&output));
+
+    let stage = Stage::with("", |kilnd| kilnd.polls = Arc::new(Mutex::new(9)));
+    let child = stage.start(&["--wait", "20s", "."]);
+    until(Instant::now(), || stage.asked().iter().any(|line| line.ends_with("again")), "a poll");
+    stage.kilnd.failures.lock().expect("whole").extend([410]);
+    until(Instant::now(), || stage.asked().iter().filter(|line| line.ends_with("false")).count() == 2, "a route anew");
+    *stage.kilnd.polls.lock().expect("whole") = 0;
+    assert!(child.wait_with_output().expect("ended").status.success());
+    assert_eq!(stage.asked().last().map(String::as_str), Some(COMPLETE));
+}
+
+#[test]
+fn a_wait_that_is_over_says_what_it_waited_for_and_gives_the_lease_back() {
+    for verb in ["build", "route"] {
+        let stage = Stage::with("", |kilnd| kilnd.polls = Arc::new(Mutex::new(999)));
+        let output = stage.kiln(&[verb, "--wait", "3s", "."]).output().expect("run");
+        assert_eq!(output.status.code(), Some(69));
+        let said = stderr(&output);
+        assert!(said.contains("within 3 s") && said.contains("two others start (place 2 of 3 in the queue)"), "{said}");
+        assert_eq!(stage.asked().last().map(String::as_str), Some(COMPLETE), "{verb}");
+    }
+}
+
+#[test]
+fn a_signal_while_it_waits_gives_the_lease_back() {
+    for verb in ["build", "route"] {
+        let stage = Stage::with("", |kilnd| kilnd.polls = Arc::new(Mutex::new(999)));
+        let mut child = stage.kiln(&[verb, "."]).spawn().expect("run");
+        until(Instant::now(), || stage.asked().iter().any(|line| line.ends_with("again")), "a poll");
+        let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status().expect("run");
+        assert!(sent.success());
+        assert_eq!(child.wait().expect("ended").code(), Some(128 + 15), "{verb}");
+        assert_eq!(stage.asked().last().map(String::as_str), Some(COMPLETE), "{verb}");
+        assert_eq!(stage.called(), [] as [&str; 0]);
+    }
+}
+
+#[test]
+fn a_lease_is_renewed_while_buildx_runs_and_nobody_hears_of_it() {
+    let script = "cd \"$(dirname \"$0\")\"; : >started; while [ ! -e go ]; do sleep 0.05; done; exit 3";
+    for old in [false, true] {
+        let stage = Stage::with(script, |kilnd| kilnd.old = old);
+        let mut child = stage.start(&["."]);
+        stage.await_file("started");
+        if old {
+            // Nothing is to happen, so there is nothing to wait for but the time in which it would.
+            let begun = Instant::now();
+            until(Instant::now(), || begun.elapsed() > Duration::from_secs(6), "time to pass");
+        } else {
+            stage.kilnd.failures.lock().expect("whole").extend([500]);
+            let renewals = || stage.asked().iter().filter(|line| *line == "renew").count();
+            until(Instant::now(), || renewals() == 1, "a renewal");
+        }
+        assert!(child.try_wait().expect("asked").is_none(), "a failed renewal ends no build");
+        fs::write(stage.dir.path().join("go"), "").expect("written");
+        let output = child.wait_with_output().expect("ended");
+        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(3), ""), "old: {old}");
+        assert_eq!(stage.asked().last().map(String::as_str), Some(COMPLETE));
+        assert_eq!(stage.asked().iter().any(|line| line == "renew"), !old);
+    }
+}
+
+#[test]
+fn the_verbs_of_an_admin() {
+    let stage = Stage::new("");
+    let key = "pbcce5b6205652dd7";
+    let run = |words: &[&str]| {
+        let output = stage.kiln(words).output().expect("run");
+        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert_eq!(run(&["why", key]), "p1: It is warm.\n  because  a lease is alive\n");
+    let json: Why = serde_json::from_str(&run(&["why", key, "--json"])).expect("JSON");
+    assert_eq!(json.headline, "It is warm.");
+    let said = run(&[
+        "set",
+        key,
+        "--tier",
+        "hot",
+        "--idle-window",
+        "30m",
+        "--volume",
+        "40GiB",
+        "--cpus",
+        "4",
+        "--reset",
+        "memory",
+    ]);
+    assert!(said.contains("tier          hot (project)") && said.contains("volume        20GiB (rule)"), "{said}");
+    assert!(said.contains("memory        unlimited (default)") && said.contains("after a roll  cpus: 2 now"), "{said}");
+    assert!(run(&["rm", key]).contains("kiln trash ls"));
+    assert!(run(&["stop", "--force", key]).contains("is stopped"));
+    assert!(run(&["stop", key]).contains("is stopped"));
+    assert_eq!(run(&["orphans", "--json"]), "[]\n");
+    assert!(run(&["orphans"]).starts_with("KIND"));
+    assert!(run(&["orphans", "adopt", "buildkitd-x", "--kind", "instance"]).contains(key));
+    run(&["orphans", "rm", "volume", "p1"]);
+    let table = run(&["trash"]);
+    assert!(table.contains("p1-old") && table.contains("h/r\u{fffd}[2J") && table.contains("2030-01-01"), "{table}");
+    assert_eq!(run(&["trash", "ls", "--json"]), run(&["trash", "--json"]));
+    assert!(run(&["trash", "restore", "p1-old"]).contains(key));
+    assert_eq!(run(&["trash", "rm", "p1?old"]), "p1?old is gone\n");
+    assert_eq!(run(&["trash", "empty"]), "2 removed for good\n");
+    for words in [&["renew", "00112233aabbccdd"][..], &["renew", key, "00112233aabbccdd"]] {
+        assert!(run(words).contains("ends at       2026-11-29T02:00:00Z"), "{words:?}");
+    }
+    let show = run(&["show", key]);
+    assert!(show.contains("idle window    15m (default)") && show.contains("after a roll   cpus: 2 now"), "{show}");
+    let patch = format!(
+        "PATCH /v1/projects/{key}/settings {{\"tier\":\"hot\",\"idleWindow\":\"30m\",\"volume\":\"40GiB\",\"memory\":null,\"cpus\":4}}"
+    );
+    assert_eq!(
+        stage.asked(),
+        [
+            patch.as_str(),
+            &format!("DELETE /v1/projects/{key}"),
+            &format!("POST /v1/projects/{key}/stop?force=true"),
+            &format!("POST /v1/projects/{key}/stop"),
+            r#"POST /v1/orphans/adopt {"kind":"instance","name":"buildkitd-x"}"#,
+            r#"POST /v1/orphans/remove {"kind":"volume","name":"p1"}"#,
+            "POST /v1/trash/p1%2Dold/restore",
+            "DELETE /v1/trash/p1%3Fold",
+            "renew",
+            "renew",
+        ]
+        .map(|line| line.replace("p1%2Dold", "p1-old"))
+    );
+    for words in [
+        &["set", key][..],
+        &["set", key, "--tier", "cold"],
+        &["set", key, "--tier", "hot", "--reset", "tier"],
+        &["set", key, "--idle-window", "soon"],
+        &["set", key, "--volume", "40GB"],
+        &["set", key, "--cpus", "many"],
+        &["set", key, "--reset", "arch"],
+        &["rm", "nonsense"],
+        &["why"],
+        &["renew", "nonsense"],
+        &["orphans", "rm", "pod", "x"],
+        &["orphans", "rm", "volume", "../x"],
+        &["trash", "rm", ".."],
+        &["trash", "restore", ""],
+        &["events", "--key", "nonsense"],
+    ] {
+        let output = stage.kiln(words).output().expect("run");
+        assert_eq!(output.status.code(), Some(64), "{words:?}: {}", stderr(&output));
+    }
 }

@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use kiln_domain::Key;
+use kiln_wire::{OrphanKind, units};
 
 const EXIT_CODES: &str = "\
 Exit codes: 64 the command line is wrong; 69 kilnd, buildx or git is not there; 1 everything else;
@@ -54,8 +55,20 @@ pub(super) enum Verb {
     Ps(JsonArg),
     /// Show one project
     Show(KeyArg),
+    /// Explain why a project stands where it stands
+    Why(WhyArgs),
+    /// Change what is set for one project
+    Set(SetArgs),
     /// Stop a project's daemon; its cache stays
-    Stop(KeyArg),
+    Stop(StopArgs),
+    /// Forget a project; its cache goes to the trash
+    Rm(KeyArg),
+    /// Show that a build is still there: its lease's grace begins anew
+    Renew(RenewArgs),
+    /// What has lost its other half: list, adopt, remove
+    Orphans(OrphansArgs),
+    /// Deleted caches: list, give back, delete for good
+    Trash(TrashArgs),
     /// Print what happened, and with --follow what happens
     Events(EventsArgs),
     /// Container images that daemons run in
@@ -155,7 +168,156 @@ pub(super) struct KeyArg {
 }
 
 #[derive(Debug, Args)]
+pub(super) struct WhyArgs {
+    pub(super) key: Key,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct StopArgs {
+    pub(super) key: Key,
+    /// Also if a build counts on it, or it does not answer
+    #[arg(long)]
+    pub(super) force: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct SetArgs {
+    pub(super) key: Key,
+    #[command(flatten)]
+    pub(super) settings: SettingFlags,
+    /// Back to the default; may be given several times
+    #[arg(long, value_name = "SETTING")]
+    pub(super) reset: Vec<Field>,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Default, Args)]
+pub(super) struct SettingFlags {
+    /// warm (stopped when idle) or hot (kept up)
+    #[arg(long, value_name = "TIER", value_parser = ["warm", "hot"])]
+    pub(super) tier: Option<String>,
+    /// How long the daemon stays up after its last activity: 30m, 1h
+    #[arg(long, value_name = "SPAN", value_parser = window)]
+    pub(super) idle_window: Option<String>,
+    /// What the cache may grow to: 40GiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(super) volume: Option<String>,
+    /// For the daemon with its builds: 4GiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(super) memory: Option<String>,
+    #[arg(long, value_name = "COUNT")]
+    pub(super) cpus: Option<u32>,
+    #[arg(long, value_name = "COUNT")]
+    pub(super) processes: Option<u32>,
+}
+
+/// A setting by its flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Field {
+    Tier,
+    IdleWindow,
+    Volume,
+    Memory,
+    Cpus,
+    Processes,
+}
+
+impl Field {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Tier => "tier",
+            Self::IdleWindow => "idle-window",
+            Self::Volume => "volume",
+            Self::Memory => "memory",
+            Self::Cpus => "cpus",
+            Self::Processes => "processes",
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(allow_missing_positional = true)]
+pub(super) struct RenewArgs {
+    /// Only printed: the build id says it all
+    pub(super) key: Option<Key>,
+    /// As the route answered it
+    #[arg(env = "KILN_BUILD_ID", hide_env_values = true)]
+    pub(super) build_id: String,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct OrphansArgs {
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+    #[command(subcommand)]
+    pub(super) verb: Option<OrphansVerb>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum OrphansVerb {
+    /// List them [default]
+    Ls,
+    /// Make a project of one again
+    Adopt {
+        #[arg(value_parser = name)]
+        name: String,
+        /// Where one name stands for more than one: instance, volume or record
+        #[arg(long)]
+        kind: Option<OrphanKind>,
+    },
+    /// Remove one; a volume goes to the trash
+    Rm {
+        /// instance, volume or record
+        kind: OrphanKind,
+        #[arg(value_parser = name)]
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct TrashArgs {
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+    #[command(subcommand)]
+    pub(super) verb: Option<TrashVerb>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum TrashVerb {
+    /// List it [default]
+    Ls,
+    /// Give a cache back to its project
+    Restore {
+        #[arg(value_parser = name)]
+        name: String,
+    },
+    /// Delete one cache for good
+    Rm {
+        #[arg(value_parser = name)]
+        name: String,
+    },
+    /// Delete all of it for good
+    Empty,
+}
+
+#[derive(Debug, Args)]
 pub(super) struct EventsArgs {
+    /// Only those of this project
+    #[arg(long)]
+    pub(super) key: Option<Key>,
     /// Stay, and print what comes
     #[arg(long, short)]
     pub(super) follow: bool,
@@ -208,6 +370,24 @@ pub(super) struct ImageBuildArgs {
 #[derive(Debug, Args)]
 pub(super) struct CompletionsArgs {
     pub(super) shell: Shell,
+}
+
+/// Checked here, so that a slip is a usage error, and passed on as it is.
+fn window(text: &str) -> Result<String, String> {
+    units::parse_span(text).map(|_| text.to_owned()).ok_or_else(|| "write it as 30s, 15m or 1h30m".to_owned())
+}
+
+/// kilnd's own rule.
+fn name(text: &str) -> Result<String, String> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+    if text.is_empty() || !plain || text.starts_with(['.', '-']) {
+        return Err("it is a name that the list has".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+fn size(text: &str) -> Result<String, String> {
+    units::parse_size(text).map(|_| text.to_owned()).ok_or_else(|| "write it as 40GiB or 512MiB".to_owned())
 }
 
 /// `90`, `90s`, `5m`, `1h`: at least a second, at most a day.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   identity → find buildx → route ─┬→ private directory → buildx create → buildx build ─┬→ release → exit code
+//!                                   │                             renewing meanwhile      │
 //!                                   └────────── whatever fails in between ────────────────┘
 //! ```
 //!
@@ -26,7 +27,9 @@ use super::buildx::{self, Buildx};
 use super::client::Client;
 use super::error::chain;
 use super::node_id::NodeId;
+use super::polling::Asking;
 use super::private::{self, CredentialFiles};
+use super::renewal::Renewal;
 use super::signals::{Ending, Signals};
 use super::{CliError, identity, split, waiting};
 
@@ -47,10 +50,21 @@ pub(super) async fn run(client: &Client, args: &BuildArgs) -> Result<ExitCode, C
     let mut signals = Signals::listen()?;
     let key = Key::of(&spec);
     let request = request_of(&spec, args.asking.untrusted, true);
+    let mut asking = Asking::new(client, request);
     let routed = tokio::select! {
-        routed = waiting::with_spinner(client, &key, client.route(&request, args.asking.wait)) => routed?,
-        // An answer on its way gets lost, and its lease ends with its grace period.
-        ending = signals.next() => return Ok(ExitCode::from(ending.exit_code())),
+        routed = waiting::with_spinner(client, &key, asking.until_ready(args.asking.wait)) => routed,
+        // An answer on its way gets lost, which kilnd notices or ends with the lease's grace.
+        ending = signals.next() => {
+            asking.give_up().await;
+            return Ok(ExitCode::from(ending.exit_code()));
+        }
+    };
+    let routed = match routed {
+        Ok(routed) => routed,
+        Err(error) => {
+            asking.give_up().await;
+            return Err(error.into());
+        }
     };
     if !args.asking.untrusted && !routed.key.as_str().ends_with(key.as_str()) {
         eprintln!(
@@ -60,7 +74,9 @@ pub(super) async fn run(client: &Client, args: &BuildArgs) -> Result<ExitCode, C
     }
 
     let mut release = Release::of(client, &routed);
+    let renewal = Renewal::of(client, &routed);
     let ended = build(&buildx, &routed, &args.buildx, &mut signals, &mut release).await;
+    drop(renewal);
     release.finish().await;
     ended.map(ExitCode::from)
 }

@@ -4,9 +4,13 @@ use std::error::Error as _;
 use std::io;
 use std::time::Duration;
 
-use kiln_domain::Key;
-use kiln_wire::{ApiError, CompleteRequest, ProjectView, RouteRequest, RouteResponse};
-use reqwest::{Method, RequestBuilder, Response, StatusCode};
+use kiln_domain::{Key, LeaseToken};
+use kiln_wire::{
+    Adopt, ApiError, CompleteRequest, Emptied, LeaseView, Orphan, OrphanKind, ProjectView, RemoveOrphan, Renew,
+    RouteRequest, RouteResponse, SettingsPatch, Taken, Trashed, Why,
+};
+use reqwest::header::RETRY_AFTER;
+use reqwest::{RequestBuilder, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -15,14 +19,10 @@ use super::args::Connection;
 
 /// For what kilnd answers from memory and its database.
 const QUICK: Duration = Duration::from_secs(10);
-/// A stop may drain a daemon first.
+/// A stop may drain a daemon first, and a look at the host or a removal there may take its time.
 const STOP: Duration = Duration::from_mins(2);
 /// How long a release is tried; the lease ends by itself after that.
 const RELEASE: Duration = Duration::from_secs(10);
-/// How long nobody at the socket is taken for kilnd's restart.
-const RESTART: Duration = Duration::from_secs(3);
-/// Between two tries of a route.
-const PAUSE: Duration = Duration::from_millis(500);
 /// No answer of kilnd comes near this.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
@@ -41,10 +41,12 @@ pub(super) enum ClientError {
     Forbidden { at: String, source: io::Error },
     #[error("kilnd did not {what} within {} s; `kiln ps` and kilnd's log say what it waits for", .after.as_secs())]
     TimedOut { what: &'static str, after: Duration },
+    #[error("no daemon within {} s: it is {status}; `kiln why` says more", .after.as_secs())]
+    NotReady { after: Duration, status: String },
     #[error("the connection to kilnd at {at} broke while it was to {what}")]
     Broken { at: String, what: &'static str, source: reqwest::Error },
     #[error("kilnd did not {what}: {message} ({status})")]
-    Refused { what: &'static str, status: StatusCode, message: String },
+    Refused { what: &'static str, status: StatusCode, message: String, retry_after: Option<Duration> },
     #[error("what answers at {at} is not this version of kilnd")]
     Answer { at: String, source: serde_json::Error },
     #[error("kilnd's answer is larger than {MAX_ANSWER_BYTES} bytes")]
@@ -55,25 +57,33 @@ impl ClientError {
     /// Whether kilnd, rather than the request, is what is missing.
     pub(super) fn is_unavailable(&self) -> bool {
         match self {
-            Self::NotRunning { .. } | Self::Forbidden { .. } | Self::TimedOut { .. } | Self::Broken { .. } => true,
+            Self::NotRunning { .. } | Self::Forbidden { .. } | Self::Broken { .. } => true,
+            Self::TimedOut { .. } | Self::NotReady { .. } => true,
             Self::Refused { status, .. } => is_passing(*status),
             _ => false,
         }
     }
 
     /// Whether the same request may be answered in a moment.
-    fn is_retryable(&self) -> bool {
+    pub(super) fn is_retryable(&self) -> bool {
         match self {
-            Self::Broken { .. } | Self::NotRunning { .. } => true,
+            Self::Broken { .. } | Self::NotRunning { .. } | Self::TimedOut { .. } => true,
             Self::Refused { status, .. } => is_passing(*status),
             _ => false,
         }
     }
-}
 
-/// Nobody at the socket is a restart for a moment, and then no kilnd.
-fn may_return(error: &ClientError, start: Instant) -> bool {
-    !matches!(error, ClientError::NotRunning { .. }) || start.elapsed() < RESTART
+    /// Whether what the request was about has ended.
+    pub(super) fn is_gone(&self) -> bool {
+        matches!(self, Self::Refused { status: StatusCode::GONE, .. })
+    }
+
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
 }
 
 fn is_passing(status: StatusCode) -> bool {
@@ -111,20 +121,19 @@ impl Client {
         Ok(Self { http, base, at })
     }
 
-    /// `POST /route`, tried again until `wait` is over while kilnd says that it may work later. An answer that got lost
-    /// left a lease behind that nobody uses; it ends with its grace period.
-    pub(super) async fn route(&self, request: &RouteRequest, wait: Duration) -> Result<RouteResponse, ClientError> {
-        let start = Instant::now();
-        let mut last = ClientError::TimedOut { what: "route", after: wait };
-        while let Some(left) = wait.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
-            let call = self.http.post(self.url("/route")).json(request);
-            match self.call("route", call, left).await.and_then(|body| self.decode(&body)) {
-                Err(error) if error.is_retryable() && may_return(&error, start) => last = error,
-                other => return other,
-            }
-            sleep(PAUSE.min(wait.saturating_sub(start.elapsed()))).await;
-        }
-        Err(last)
+    /// One `POST /route` that is to be answered after `poll`, with `ready: false` if need be. A kilnd that does not know
+    /// short polls answers when it is done.
+    pub(super) async fn route(
+        &self,
+        request: &RouteRequest,
+        poll: Duration,
+        patience: Duration,
+    ) -> Result<RouteResponse, ClientError> {
+        // A preference, unlike a query, is cut to what kilnd's own limit allows.
+        let prefer = format!("respond-async, wait={}", poll.as_secs());
+        let call = self.http.post(self.url("/route")).header("prefer", prefer).json(request);
+        let body = self.call("route", call, patience).await?;
+        self.decode(&body)
     }
 
     /// `POST /complete`, tried for a few seconds: kilnd may just restart.
@@ -151,15 +160,80 @@ impl Client {
         self.get("show the project", &format!("/v1/projects/{key}")).await
     }
 
-    pub(super) async fn stop(&self, key: &Key) -> Result<(), ClientError> {
-        let call = self.http.request(Method::POST, self.url(&format!("/v1/projects/{key}/stop")));
+    pub(super) async fn why(&self, key: &Key) -> Result<Why, ClientError> {
+        self.get("explain the project", &format!("/v1/projects/{key}/why")).await
+    }
+
+    pub(super) async fn set(&self, key: &Key, patch: &SettingsPatch) -> Result<ProjectView, ClientError> {
+        let what = "change the settings";
+        let call = self.http.patch(self.url(&format!("/v1/projects/{key}/settings"))).json(patch);
+        let body = self.call(what, call, QUICK).await?;
+        self.decode(&body)
+    }
+
+    pub(super) async fn stop(&self, key: &Key, force: bool) -> Result<(), ClientError> {
+        // Without a query an older kilnd understands it too.
+        let query = if force { "?force=true" } else { "" };
+        let call = self.http.post(self.url(&format!("/v1/projects/{key}/stop{query}")));
         self.call("stop the project", call, STOP).await.map(drop)
     }
 
+    pub(super) async fn remove(&self, key: &Key) -> Result<(), ClientError> {
+        let call = self.http.delete(self.url(&format!("/v1/projects/{key}")));
+        self.call("remove the project", call, STOP).await.map(drop)
+    }
+
+    pub(super) async fn renew(&self, token: &LeaseToken) -> Result<LeaseView, ClientError> {
+        let path = format!("/v1/leases/{}/renew", token.hash().as_str());
+        let request = Renew { build_id: token.reveal().to_owned() };
+        let body = self.call("renew the lease", self.http.post(self.url(&path)).json(&request), QUICK).await?;
+        self.decode(&body)
+    }
+
+    pub(super) async fn orphans(&self) -> Result<Vec<Orphan>, ClientError> {
+        let body = self.call("look for orphans", self.http.get(self.url("/v1/orphans")), STOP).await?;
+        self.decode(&body)
+    }
+
+    pub(super) async fn adopt(&self, kind: Option<OrphanKind>, name: &str) -> Result<Taken, ClientError> {
+        let request = Adopt { kind, name: name.to_owned() };
+        let call = self.http.post(self.url("/v1/orphans/adopt")).json(&request);
+        let body = self.call("adopt it", call, STOP).await?;
+        self.decode(&body)
+    }
+
+    pub(super) async fn remove_orphan(&self, kind: OrphanKind, name: &str) -> Result<(), ClientError> {
+        let request = RemoveOrphan { kind, name: name.to_owned() };
+        let call = self.http.post(self.url("/v1/orphans/remove")).json(&request);
+        self.call("remove it", call, STOP).await.map(drop)
+    }
+
+    pub(super) async fn trash(&self) -> Result<Vec<Trashed>, ClientError> {
+        let body = self.call("look into its trash", self.http.get(self.url("/v1/trash")), STOP).await?;
+        self.decode(&body)
+    }
+
+    pub(super) async fn restore(&self, name: &str) -> Result<Taken, ClientError> {
+        let call = self.http.post(self.url(&format!("/v1/trash/{}/restore", segment(name))));
+        let body = self.call("give it back", call, STOP).await?;
+        self.decode(&body)
+    }
+
+    pub(super) async fn discard(&self, name: &str) -> Result<(), ClientError> {
+        let call = self.http.delete(self.url(&format!("/v1/trash/{}", segment(name))));
+        self.call("delete it", call, STOP).await.map(drop)
+    }
+
+    pub(super) async fn empty_trash(&self) -> Result<Emptied, ClientError> {
+        let body = self.call("empty its trash", self.http.delete(self.url("/v1/trash")), STOP).await?;
+        self.decode(&body)
+    }
+
     /// `GET /v1/events`, as a stream that ends when kilnd ends it.
-    pub(super) async fn events(&self, follow: bool) -> Result<Response, ClientError> {
+    pub(super) async fn events(&self, follow: bool, of: Option<&Key>) -> Result<Response, ClientError> {
         let what = "show its events";
-        let call = self.http.get(self.url(&format!("/v1/events?follow={follow}")));
+        let of = of.map_or_else(String::new, |key| format!("&key={key}"));
+        let call = self.http.get(self.url(&format!("/v1/events?follow={follow}{of}")));
         let sent = timeout_at(Instant::now() + QUICK, call.send());
         let response = sent
             .await
@@ -211,13 +285,15 @@ impl Client {
     /// The server's words: a JSON object's `error`, or plain text as the reference's endpoints have it.
     async fn refused(&self, what: &'static str, response: Response) -> ClientError {
         let status = response.status();
+        let pause = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let retry_after = pause.map(Duration::from_secs);
         let body = self.body(what, QUICK, response).await.unwrap_or_default();
         let message = match serde_json::from_slice::<ApiError>(&body) {
             Ok(said) => said.error,
             Err(_) => String::from_utf8_lossy(&body).trim().chars().take(4000).collect(),
         };
         let message = if message.is_empty() { "it gave no reason".to_owned() } else { message };
-        ClientError::Refused { what, status, message }
+        ClientError::Refused { what, status, message, retry_after }
     }
 
     fn failed(&self, what: &'static str, after: Duration, error: reqwest::Error) -> ClientError {
@@ -231,6 +307,14 @@ impl Client {
             None => ClientError::Broken { at, what, source: error.without_url() },
         }
     }
+}
+
+/// A name as one segment of a path: what could end the segment, or start a query, is written in hexadecimal. A name that
+/// begins with a dot, which could be a way up, has been refused with the command line.
+fn segment(name: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    let one = |byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    name.bytes().map(one).collect()
 }
 
 /// The system's own word for why no connection came to be.

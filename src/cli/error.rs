@@ -35,6 +35,12 @@ pub(super) enum CliError {
     NoBuildx,
     #[error("KILN_BUILDX names {}, which is not a program that can be run", .0.display())]
     BadBuildx(PathBuf),
+    #[error("nothing is to be changed: name a setting, as --tier hot, or --reset one")]
+    NothingToSet,
+    #[error("--{0} and --reset {0} contradict each other: give one of them")]
+    SetAndReset(&'static str),
+    #[error("a build id is the 16 hexadecimal digits that /route answered")]
+    BuildId,
     #[error("cannot run {program}")]
     Spawn { program: String, source: io::Error },
     #[error("cannot make a builder: `buildx create` ended with {status}: {stderr}")]
@@ -61,7 +67,8 @@ pub(super) enum CliError {
 impl CliError {
     pub(super) fn exit_code(&self) -> u8 {
         match self {
-            Self::Builder | Self::Spec(_) | Self::Client(ClientError::BadUrl { .. }) => USAGE,
+            Self::Builder | Self::Spec(_) | Self::NothingToSet | Self::SetAndReset(_) | Self::BuildId => USAGE,
+            Self::Client(ClientError::BadUrl { .. }) => USAGE,
             Self::Identity(error) if error.is_usage() => USAGE,
             Self::Identity(_) | Self::NoBuildx | Self::BadBuildx(_) | Self::Spawn { .. } => UNAVAILABLE,
             Self::Client(error) if error.is_unavailable() => UNAVAILABLE,

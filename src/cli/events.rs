@@ -18,7 +18,7 @@ const MAX_LINE_BYTES: usize = 1 << 20;
 
 pub(super) async fn print(client: &Client, args: &EventsArgs) -> Result<(), CliError> {
     let mut signals = Signals::listen()?;
-    let mut response = client.events(args.follow).await?;
+    let mut response = client.events(args.follow, args.key.as_ref()).await?;
     let mut lines = Lines::default();
     loop {
         let quiet = if args.follow { Duration::MAX } else { QUIET };
@@ -32,12 +32,20 @@ pub(super) async fn print(client: &Client, args: &EventsArgs) -> Result<(), CliE
             if args.json {
                 json_line(&event)?;
             } else {
-                let key = event.key.as_deref().unwrap_or("-");
-                let line = format!("{:<24}  {key:<17}  {:<10}  {}", event.at, event.kind, event.text);
-                out(&format!("{}\n", plain(&line)))?;
+                out(&format!("{}\n", line(&event)))?;
             }
         }
     }
+}
+
+/// For people, on one line as long as its text is.
+pub(super) fn line(event: &EventView) -> String {
+    let key = event.key.as_deref().unwrap_or("-");
+    let by = event.by.as_ref().map(|by| format!("by {by}"));
+    let rule = event.rule.as_ref().map(|rule| format!("rule: {rule}"));
+    let whence: Vec<String> = by.into_iter().chain(rule).collect();
+    let whence = if whence.is_empty() { String::new() } else { format!(" ({})", whence.join("; ")) };
+    plain(&format!("{:<24}  {key:<17}  {:<10}  {}{whence}", event.at, event.kind, event.text))
 }
 
 /// Puts chunks together to lines, and `data:` lines to events. What is no event of ours is passed over: a newer kilnd

@@ -3,8 +3,9 @@
 //! * `split` and `identity` are pure or nearly so: which words belong to kiln and which to buildx, and which project a
 //!   build belongs to.
 //! * `client` speaks HTTP to kilnd; every call has a deadline and every error names a remedy.
+//! * `polling` asks for a route by short polls; `renewal` keeps its lease alive while buildx runs.
 //! * `build` is `kiln build`: route → credential in a `private` directory → `buildx` → release, whatever happens.
-//! * `show` prints: tables for people, `--json` for programs.
+//! * `show` and `admin` ask and print: tables for people, `--json` for programs.
 //!
 //! Promises: the exit code of buildx is passed through; a routed build is always released, also after a signal; no key
 //! is ever written where others could read it, and none stays behind; answers go to stdout, everything else to stderr.
@@ -23,6 +24,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 
+mod admin;
 mod args;
 mod build;
 mod buildx;
@@ -32,8 +34,10 @@ mod events;
 mod identity;
 mod image;
 mod node_id;
+mod polling;
 mod print;
 mod private;
+mod renewal;
 mod show;
 mod signals;
 mod split;
@@ -84,12 +88,18 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
     let client = || Client::new(&cli.connection);
     match cli.verb {
         Verb::Build(args) => return build::run(&client()?, &args).await,
-        Verb::Route(args) => show::route(&client()?, &args).await?,
+        Verb::Route(args) => return show::route(&client()?, &args).await,
         Verb::Complete(args) => client()?.complete(&args.key, Some(&args.build_id)).await?,
         Verb::Key(args) => show::key(&args)?,
         Verb::Ps(args) => show::projects(&client()?, Printer::for_stdout(), args.json).await?,
         Verb::Show(args) => show::project(&client()?, &args).await?,
+        Verb::Why(args) => admin::why(&client()?, &args).await?,
+        Verb::Set(args) => admin::set(&client()?, &args).await?,
         Verb::Stop(args) => show::stop(&client()?, &args).await?,
+        Verb::Rm(args) => admin::remove(&client()?, &args).await?,
+        Verb::Renew(args) => admin::renew(&client()?, &args).await?,
+        Verb::Orphans(args) => admin::orphans(&client()?, &args).await?,
+        Verb::Trash(args) => admin::trash(&client()?, &args).await?,
         Verb::Events(args) => events::print(&client()?, &args).await?,
         Verb::Image(args) => match args.verb {
             ImageVerb::Build(args) => image::build(&args).await?,

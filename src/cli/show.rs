@@ -1,29 +1,48 @@
 //! The verbs that ask kilnd and print its answer.
 
 use std::ffi::OsStr;
+use std::process::ExitCode;
 
 use kiln_domain::{BuildSpec, Key, Timestamp};
 use kiln_wire::ProjectView;
 use serde::Serialize;
 
-use super::args::{KeyArg, KeyArgs, RouteArgs};
+use super::admin::settings;
+use super::args::{KeyArg, KeyArgs, RouteArgs, StopArgs};
 use super::buildx::{create_arguments, quoted};
 use super::client::Client;
+use super::polling::Asking;
 use super::print::{self, Printer};
 use super::private::{self, CredentialFiles};
+use super::signals::Signals;
 use super::{CliError, build, identity, waiting};
 use crate::clock::{Clock as _, SystemClock};
 
 /// `kiln route`.
-pub(super) async fn route(client: &Client, args: &RouteArgs) -> Result<(), CliError> {
+pub(super) async fn route(client: &Client, args: &RouteArgs) -> Result<ExitCode, CliError> {
     let spec = spec_of(&args.project)?;
     // Made first: a credential that cannot be kept must not be asked for.
     if let Some(directory) = &args.credential {
         private::make_directory(directory)?;
     }
+    let key = Key::of(&spec);
     let request = build::request_of(&spec, args.asking.untrusted, args.credential.is_some());
-    let asked = client.route(&request, args.asking.wait);
-    let mut routed = waiting::with_spinner(client, &Key::of(&spec), asked).await?;
+    let mut asking = Asking::new(client, request);
+    let mut signals = Signals::listen()?;
+    let asked = tokio::select! {
+        asked = waiting::with_spinner(client, &key, asking.until_ready(args.asking.wait)) => asked,
+        ending = signals.next() => {
+            asking.give_up().await;
+            return Ok(ExitCode::from(ending.exit_code()));
+        }
+    };
+    let mut routed = match asked {
+        Ok(routed) => routed,
+        Err(error) => {
+            asking.give_up().await;
+            return Err(error.into());
+        }
+    };
     let mut create = String::new();
     if let (Some(directory), Some(credential)) = (&args.credential, routed.credential.take()) {
         let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.clone());
@@ -33,7 +52,8 @@ pub(super) async fn route(client: &Client, args: &RouteArgs) -> Result<(), CliEr
         create = format!("docker buildx {}", quoted(&words));
     }
     if args.project.json {
-        return print::json(&routed);
+        print::json(&routed)?;
+        return Ok(ExitCode::SUCCESS);
     }
     print::fields(&[
         ("key", routed.key.to_string()),
@@ -43,7 +63,8 @@ pub(super) async fn route(client: &Client, args: &RouteArgs) -> Result<(), CliEr
         ("generation", routed.generation.to_string()),
         ("ready", if routed.ready { "yes" } else { "no" }.to_owned()),
         ("builder", create),
-    ])
+    ])?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// `kiln key`, offline.
@@ -95,7 +116,6 @@ pub(super) async fn project(client: &Client, args: &KeyArg) -> Result<(), CliErr
         return print::json(&project);
     }
     let now = SystemClock.now();
-    let since = |instant: &str| format!("{instant} ({})", age(instant, now));
     let mut fields = vec![
         ("key", project.key.clone()),
         ("repository", project.repo.clone()),
@@ -104,31 +124,42 @@ pub(super) async fn project(client: &Client, args: &KeyArg) -> Result<(), CliErr
         ("arch", project.arch.clone()),
         ("phase", project.phase.clone()),
         ("reason", project.reason.clone()),
+        (
+            "queue",
+            project.queue.map(|place| format!("place {} of {}", place.position, place.length)).unwrap_or_default(),
+        ),
         ("generation", project.generation.to_string()),
         ("address", project.address.clone()),
         ("server name", project.server_name.clone()),
         ("connections", project.connections.to_string()),
-        ("created", since(&project.created)),
-        ("last activity", since(&project.last_activity)),
+        ("created", since(&project.created, now)),
+        ("last activity", since(&project.last_activity, now)),
     ];
+    fields.extend(settings(&project));
     for lease in &project.leases {
         let id = lease.id.get(..12).unwrap_or(&lease.id);
-        fields.push(("build", format!("{id} since {}", since(&lease.created))));
+        let until = if lease.expires.is_empty() { String::new() } else { format!(", ends at {}", lease.expires) };
+        fields.push(("build", format!("{id} since {}{until}", since(&lease.created, now))));
     }
     print::fields(&fields)
 }
 
 /// `kiln stop`.
-pub(super) async fn stop(client: &Client, args: &KeyArg) -> Result<(), CliError> {
-    client.stop(&args.key).await?;
+pub(super) async fn stop(client: &Client, args: &StopArgs) -> Result<(), CliError> {
+    client.stop(&args.key, args.force).await?;
     if args.json {
         return print::json(&client.project(&args.key).await?);
     }
     print::out(&format!("{} is stopped; its cache stays\n", args.key))
 }
 
+/// An RFC 3339 instant, and how long ago that was.
+pub(super) fn since(instant: &str, now: Timestamp) -> String {
+    format!("{instant} ({})", age(instant, now))
+}
+
 /// How long ago an RFC 3339 instant was; the text itself where it is none.
-fn age(instant: &str, now: Timestamp) -> String {
+pub(super) fn age(instant: &str, now: Timestamp) -> String {
     let Ok(then) = instant.parse::<jiff::Timestamp>() else { return instant.to_owned() };
     let seconds = now.since(Timestamp::from_millis(then.as_millisecond())).as_secs();
     match seconds {

@@ -9,7 +9,9 @@ use kiln_domain::Key;
 use tokio::time::sleep;
 
 use super::client::Client;
+use super::polling::in_words;
 use super::print::plain;
+use kiln_wire::{ProjectView, RouteStatus};
 
 /// A warm route is over before anybody could read a word.
 const UNSEEN: Duration = Duration::from_millis(400);
@@ -33,10 +35,18 @@ async fn watch(client: Client, key: Key) {
     let spinner = Spinner::start(&key);
     loop {
         if let Ok(view) = client.project(&key).await {
-            let reason = if view.reason.is_empty() { String::new() } else { format!(": {}", plain(&view.reason)) };
-            spinner.0.set_message(format!("{key} is {}{reason}", view.phase));
+            spinner.0.set_message(format!("{key} is {}", plain(&in_words(&status_of(view)))));
         }
         sleep(LOOK_EVERY).await;
+    }
+}
+
+fn status_of(view: ProjectView) -> RouteStatus {
+    RouteStatus {
+        phase: view.phase,
+        reason: view.reason.replace('\n', " "),
+        queue_position: view.queue.map(|place| place.position),
+        queue_length: view.queue.map(|place| place.length),
     }
 }
 
