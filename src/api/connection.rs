@@ -76,8 +76,8 @@ where
         let answer = router.clone().oneshot(request.map(Body::new));
         async move {
             let mut response = answer.await?;
-            let carries = response.extensions_mut().remove::<Delivery>().and_then(|delivery| delivery.take());
-            let wrap = |body| Handing { body: UnsyncBoxBody::new(body), carries, outbox, _busy: busy };
+            let lease = response.extensions_mut().remove::<Delivery>().and_then(|delivery| delivery.take());
+            let wrap = |body| Handing { body: UnsyncBoxBody::new(body), lease, outbox, _busy: busy };
             Ok::<_, Infallible>(response.map(wrap))
         }
     });
@@ -195,14 +195,14 @@ impl Drop for Busy {
 /// The answer's body, which is dropped when the last of it is in the connection's buffer, or when it will never be.
 struct Handing {
     body: UnsyncBoxBody<Bytes, axum::Error>,
-    carries: Option<Undecided>,
+    lease: Option<Undecided>,
     outbox: Arc<Outbox>,
     _busy: Busy,
 }
 
 impl Drop for Handing {
     fn drop(&mut self) {
-        if let Some(answer) = self.carries.take().filter(|_| self.body.is_end_stream()) {
+        if let Some(answer) = self.lease.take().filter(|_| self.body.is_end_stream()) {
             self.outbox.answered(answer);
         }
     }

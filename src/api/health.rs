@@ -45,7 +45,7 @@ pub(super) async fn readyz(State(api): State<Api>) -> Response {
     with_retry_after((StatusCode::SERVICE_UNAVAILABLE, Json(readiness)).into_response(), Some(A_MOMENT))
 }
 
-/// Figures of this kilnd, for Prometheus: OpenMetrics for whoever accepts it, else the older text format.
+/// Figures of this kilnd, for Prometheus: `OpenMetrics` for whoever accepts it, else the older text format.
 #[utoipa::path(
     get, path = "/metrics", tag = "health",
     responses(

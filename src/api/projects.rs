@@ -30,6 +30,9 @@ impl Routed for projects::Routed {
     }
 }
 
+/// For what somebody has to see to first.
+const LATER: Duration = Duration::from_secs(30);
+
 /// The store and the host are given this long to show that they work.
 const READY_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -229,6 +232,8 @@ impl From<projects::RouteError> for RouteError {
             Route::Store(ref store) if store.is_retryable() => {
                 Self::Unavailable { why: in_one_line(&error), retry_after: SOON }
             }
+            // Somebody has to make room; until then builds are better told to come again than to give up.
+            Route::Store(StoreError::Full { .. }) => Self::Unavailable { why: in_one_line(&error), retry_after: LATER },
             Route::TooManyLeases { key, live, limit } => Self::TooManyLeases { key, live, limit },
             Route::NotAdmitted { text } => Self::NotAdmitted { why: text, retry_after: SOON },
             Route::Gone => Self::Gone,

@@ -1,5 +1,7 @@
 //! The verbs of an admin: explain, set, remove, orphans, trash, renew.
 
+use std::fmt::Write as _;
+
 use kiln_wire::{Change, LeaseView, Orphan, ProjectView, Setting, SettingsPatch, SettingsView, Trashed, Why};
 
 use super::CliError;
@@ -17,15 +19,17 @@ pub(super) async fn why(client: &Client, args: &WhyArgs) -> Result<(), CliError>
 }
 
 fn explained(why: &Why) -> String {
-    let mut text = format!("{}: {}\n", why.key, plain(&why.headline));
+    let mut text = String::new();
+    // Writing to memory does not fail.
+    let _ = writeln!(text, "{}: {}", plain(&why.key), plain(&why.headline));
     let because = why.because.iter().map(|reason| ("because", reason));
     for (word, line) in because.chain(why.next.iter().map(|next| ("next", next))) {
-        text += &format!("  {word:<7}  {}\n", plain(line).replace('\n', "\n           "));
+        let _ = writeln!(text, "  {word:<7}  {}", plain(line).replace('\n', "\n           "));
     }
     if !why.events.is_empty() {
         text += "lately:\n";
         for event in &why.events {
-            text += &format!("  {}\n", super::events::line(event));
+            let _ = writeln!(text, "  {}", super::events::line(event));
         }
     }
     text

@@ -57,8 +57,11 @@ impl ClientError {
     /// Whether kilnd, rather than the request, is what is missing.
     pub(super) fn is_unavailable(&self) -> bool {
         match self {
-            Self::NotRunning { .. } | Self::Forbidden { .. } | Self::Broken { .. } => true,
-            Self::TimedOut { .. } | Self::NotReady { .. } => true,
+            Self::NotRunning { .. }
+            | Self::Forbidden { .. }
+            | Self::Broken { .. }
+            | Self::TimedOut { .. }
+            | Self::NotReady { .. } => true,
             Self::Refused { status, .. } => is_passing(*status),
             _ => false,
         }

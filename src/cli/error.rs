@@ -67,8 +67,12 @@ pub(super) enum CliError {
 impl CliError {
     pub(super) fn exit_code(&self) -> u8 {
         match self {
-            Self::Builder | Self::Spec(_) | Self::NothingToSet | Self::SetAndReset(_) | Self::BuildId => USAGE,
-            Self::Client(ClientError::BadUrl { .. }) => USAGE,
+            Self::Builder
+            | Self::Spec(_)
+            | Self::NothingToSet
+            | Self::SetAndReset(_)
+            | Self::BuildId
+            | Self::Client(ClientError::BadUrl { .. }) => USAGE,
             Self::Identity(error) if error.is_usage() => USAGE,
             Self::Identity(_) | Self::NoBuildx | Self::BadBuildx(_) | Self::Spawn { .. } => UNAVAILABLE,
             Self::Client(error) if error.is_unavailable() => UNAVAILABLE,

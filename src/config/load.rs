@@ -161,9 +161,11 @@ impl Config {
         if let Err(error) = self.rules() {
             return value("rules", &self.rules.len(), &error.to_string());
         }
-        self.defaults().check().or_else(|error| value("runtime.limits", &self.runtime.limits, &error.to_string()))?;
         if self.volumes.size < MIN_VOLUME {
             return value("volumes.size", &self.volumes.size, "a cache below 1GiB is of no use");
+        }
+        if let Err(error) = self.defaults().check() {
+            return value("runtime.limits", &self.runtime.limits, &error.to_string());
         }
         Ok(())
     }
@@ -312,10 +314,35 @@ mod tests {
             ("[volumes]\nsize = '60GB'", "size"),
             ("[buildkit]\nport = 0", "buildkit.port"),
             ("[gateway]\nlisten = '0.0.0.0:1234'", "gateway.listen"),
+            ("[runtime]\nlimits = { memory = '1MiB' }", "runtime.limits"),
+            ("[policy]\nmax_leases = 0", "policy.max_leases"),
+            ("[policy]\nwedged_after = '1s'", "policy.wedged_after"),
+            ("[admission]\nstarts = 0", "admission.starts"),
+            ("[admission]\nfull = 101", "admission.full"),
+            ("[admission]\nfull_for_new = 99", "admission.full_for_new"),
+            ("[[rules]]\nrepo = 'github.com/*/x'", "rules"),
+            ("[[rules]]\ntier = 'hot'", "rules"),
+            ("[[rules]]\nrepo = '*'\ntier = 'cold'", "tier"),
+            ("[[rules]]\nrepo = '*'\ntier = 'hot'\nidle_window = '1h'", "rules"),
+            ("[[rules]]\nrepo = '*'\nprocesses = 1", "rules"),
         ] {
             let error = error(text, 0o600);
             assert!(error.contains(key) && !error.starts_with("accepted"), "of {text}: {error}");
         }
+    }
+
+    #[test]
+    fn rules_are_read_in_their_order() {
+        let file = written(
+            "[[rules]]\nrepo = 'github.com/org/a'\ntier = 'hot'\n[[rules]]\nrepo = '*'\nidle_window = '1h'",
+            0o600,
+        );
+        let config = Config::load(Some(file.path()), &Overrides::default()).expect("valid");
+        let rules = config.rules().expect("read");
+        assert_eq!(rules.0.iter().map(|rule| rule.repo.to_string()).collect::<Vec<_>>(), ["github.com/org/a", "*"]);
+        assert_eq!(rules.0[1].settings.idle_window, Some(Duration::from_hours(1)));
+        let text = toml::to_string(&config).expect("renders");
+        assert_eq!(Config::parse(Path::new("x"), &text).expect("parses"), config, "{text}");
     }
 
     #[test]

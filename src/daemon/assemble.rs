@@ -18,7 +18,7 @@ use thiserror::Error;
 
 use crate::api::ListenError;
 use crate::buildkit::GrpcProbe;
-use crate::clock::SystemClock;
+use crate::clock::{Clock as _, SystemClock};
 use crate::config::{Admission, Config, EngineKind, RuntimeKind};
 use crate::entropy::SystemEntropy;
 use crate::gateway::{Gateway, Limits};
@@ -31,9 +31,9 @@ use crate::host::{Runtime, RuntimeError};
 use crate::pki::{Pki, PkiError};
 use crate::projects::{
     Addressing, DaemonPaths, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects, ProjectsConfig,
-    StepDeadlines,
+    ReconcileError, StepDeadlines,
 };
-use crate::store::{OpenError, Store, StoreError};
+use crate::store::{NewEvent, OpenError, Opened, Store, StoreError};
 
 /// Why kilnd does not start. Each text says what to do.
 #[derive(Debug, Error)]
@@ -50,6 +50,8 @@ pub enum StartError {
     TakeUp(#[source] StoreError),
     #[error("{path} can be changed by others, and with it what kilnd does: {remedy}")]
     Exposed { path: PathBuf, remedy: String },
+    #[error("cannot rebuild the database from the host")]
+    Rebuild(#[source] ReconcileError),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     #[error(transparent)]
@@ -95,7 +97,14 @@ pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
     make_directory(&config.state_dir, 0o700)?;
     check_private(&config.state_dir)?;
     // First: whoever holds the database owns the host's objects.
-    let store = Store::open(&config.database())?;
+    let Opened { store, set_aside } = Store::open_or_set_aside(&config.database(), SystemClock.now())?;
+    if let Some(kept) = set_aside {
+        let text = format!(
+            "the database was damaged; it is kept as {}, and a new one is filled from the host",
+            kept.display()
+        );
+        drop(store.record(NewEvent::new(SystemClock.now(), None, "database-damaged", text)));
+    }
     make_directory(&config.run_dir, 0o755)?;
     check_private(&config.run_dir)?;
     let effects = Arc::new(host_effects(config).await?);

@@ -29,7 +29,8 @@ use tokio_util::sync::CancellationToken;
 use crate::api::{self, Api};
 use crate::causes;
 use crate::config::{Config, Overrides, RuntimeKind};
-use crate::metrics::Metrics;
+use crate::host::pressure::{MemoryStalls, PressureFiles};
+use crate::metrics::{Level, Metrics};
 use crate::store::Store;
 
 /// As in sysexits.h: something is wrong with the configuration.
@@ -54,6 +55,10 @@ struct Arguments {
     /// What runs the daemons.
     #[arg(long, value_enum)]
     runtime: Option<RuntimeKind>,
+    /// Fill the database from what is on the host before anything else. Done by itself when there is none, or when it is
+    /// damaged; then the damaged one is kept beside it.
+    #[arg(long)]
+    rebuild: bool,
     /// Check the configuration and print it with its defaults.
     #[arg(long)]
     check: bool,
@@ -82,7 +87,7 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let outcome = runtime.block_on(run(&config));
+    let outcome = runtime.block_on(run(&config, arguments.rebuild));
     // What still works for a project is dropped here, and with the last of it the store is written and closed. A step
     // that hangs in a file system must not keep a stopped kilnd alive.
     runtime.shutdown_timeout(LAST_WORK);
@@ -96,7 +101,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Until a signal. The daemons are not touched at the end: they outlive Kiln.
-async fn run(config: &Config) -> Result<(), StartError> {
+async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
     let shutdown = CancellationToken::new();
     let signals = (on_signal(SignalKind::terminate())?, on_signal(SignalKind::interrupt())?);
     // Before its ports: they are taken too, and "another kilnd" says more.
@@ -113,10 +118,16 @@ async fn run(config: &Config) -> Result<(), StartError> {
             "no identity provider is configured, so the API listens on loopback only");
     }
 
+    if rebuild {
+        let count = projects.rebuild().await.map_err(StartError::Rebuild)?;
+        tracing::info!(count, "the database was filled from what is on the host, as asked");
+    }
     let mut heart = projects.start(shutdown.clone()).await.map_err(StartError::TakeUp)?;
     let mut gateway = tokio::spawn(Arc::clone(&gateway).serve(gateway_door, shutdown.clone()));
-    let settings = api::Settings { route_wait: config.api.route_wait, nameless_release: false };
-    let metrics = Arc::new(Metrics::new());
+    let settings =
+        api::Settings { route_wait: config.api.route_wait, nameless_release: config.compatibility.nameless_complete };
+    let metrics = projects.metrics();
+    read_the_host(&metrics, config.volumes_path());
     let api = Api::new(Arc::new(projects), store, metrics, settings);
     let mut api = tokio::spawn(api::serve(doors, api, shutdown.clone()));
     tracing::info!(api = %tcp, socket = %config.socket().display(), gateway = %config.gateway.listen,
@@ -140,6 +151,24 @@ async fn run(config: &Config) -> Result<(), StartError> {
         }
     }
     broken.map_or(Ok(()), |part| Err(StartError::Broken { part }))
+}
+
+/// What of the host is read when somebody looks at the metrics.
+fn read_the_host(metrics: &Metrics, volumes: PathBuf) {
+    let stalls = |pick: fn(MemoryStalls) -> u32| {
+        move || PressureFiles::default().read().ok()?.stalls.map(|stalls| f64::from(pick(stalls)) / 10_000.0)
+    };
+    metrics.read_level(Level::MemoryPressureSome, stalls(|stalls| stalls.some));
+    metrics.read_level(Level::MemoryPressureFull, stalls(|stalls| stalls.full));
+    let of_volumes = |pick: fn(rustix::fs::StatVfs) -> (u64, u64)| {
+        let volumes = volumes.clone();
+        move || {
+            let (left, total) = pick(rustix::fs::statvfs(&volumes).ok()?);
+            (total > 0).then(|| 1.0 - left as f64 / total as f64)
+        }
+    };
+    metrics.read_level(Level::VolumeBytesUsed, of_volumes(|stat| (stat.f_bavail, stat.f_blocks)));
+    metrics.read_level(Level::VolumeInodesUsed, of_volumes(|stat| (stat.f_favail, stat.f_files)));
 }
 
 fn on_signal(kind: SignalKind) -> Result<tokio::signal::unix::Signal, StartError> {

@@ -1,6 +1,7 @@
 //! Every label with its values: nothing else can be a label's value.
 
-use kiln_domain::Phase;
+use kiln_domain::admission::Refused;
+use kiln_domain::{Phase, Step};
 
 /// One label of a series: its name and its value.
 pub(super) type Pair = [(&'static str, &'static str); 1];
@@ -93,6 +94,46 @@ label! {
     }
 }
 
+impl From<Step> for StepLabel {
+    fn from(step: Step) -> Self {
+        match step {
+            Step::CreateVolume => Self::CreateVolume,
+            Step::WriteFiles => Self::WriteFiles,
+            Step::CreateInstance => Self::CreateInstance,
+            Step::DestroyInstance => Self::DestroyInstance,
+            Step::StartInstance => Self::StartInstance,
+            Step::AdoptInstance => Self::AdoptInstance,
+            Step::AwaitServing => Self::AwaitServing,
+            Step::Probe => Self::Probe,
+            Step::CountBuilds => Self::CountBuilds,
+            Step::StopInstance(_) => Self::StopInstance,
+            Step::Discard => Self::Discard,
+        }
+    }
+}
+
+impl Stage {
+    /// The stage of a route's wait that a step belongs to.
+    pub const fn of(step: Step) -> Option<Self> {
+        match step {
+            Step::CreateVolume | Step::WriteFiles | Step::CreateInstance | Step::DestroyInstance => Some(Self::Create),
+            Step::StartInstance | Step::AdoptInstance => Some(Self::Start),
+            Step::AwaitServing => Some(Self::Serve),
+            Step::Probe | Step::CountBuilds | Step::StopInstance(_) | Step::Discard => None,
+        }
+    }
+}
+
+impl From<Refused> for Refusal {
+    fn from(why: Refused) -> Self {
+        match why {
+            Refused::Storage { .. } | Refused::StorageForNew { .. } => Self::Disk,
+            Refused::Thrashing { .. } => Self::Memory,
+            Refused::Queue { .. } => Self::Queue,
+        }
+    }
+}
+
 impl From<&Phase> for PhaseLabel {
     fn from(phase: &Phase) -> Self {
         let found = Self::ALL.iter().find(|label| label.name() == phase.name());
@@ -121,10 +162,8 @@ label! {
     Refusal as "reason" {
         /// The host is short of memory.
         Memory = "memory",
-        /// The volumes' file system is short of bytes.
+        /// The volumes' file system is short of bytes or inodes.
         Disk = "disk",
-        /// The volumes' file system is short of inodes.
-        Inodes = "inodes",
         /// The queue of starts is full.
         Queue = "queue",
         /// The project has as many leases as it may.
@@ -137,15 +176,16 @@ label! {
     StepLabel as "step" {
         Observe = "observe",
         CreateVolume = "create_volume",
-        ResizeVolume = "resize_volume",
         WriteFiles = "write_files",
         CreateInstance = "create_instance",
         StartInstance = "start_instance",
         AdoptInstance = "adopt_instance",
         AwaitServing = "await_serving",
+        Probe = "probe",
+        CountBuilds = "count_builds",
         StopInstance = "stop_instance",
         DestroyInstance = "destroy_instance",
-        TrashVolume = "trash_volume",
+        Discard = "discard",
     }
 }
 

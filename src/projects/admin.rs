@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddrV4;
+use std::sync::Arc;
 
 use kiln_domain::explain::Explanation;
 use kiln_domain::plan::{Stop, StopWish};
@@ -12,10 +13,13 @@ use kiln_wire::{LeaseView, Origin, ProjectView, QueuePlace, Setting, SettingsVie
 use thiserror::Error;
 use tokio::sync::oneshot;
 
+use super::admission::QueueFigures;
 use super::handle::{Projects, TRIES};
 use super::messages::{Message, SetRefusal, StopRefusal};
+use super::registry::WorkerHandle;
 use crate::clock::rfc3339;
-use crate::store::{Event, StoreError};
+use crate::metrics::{Count, Level, Metrics};
+use crate::store::{Event, Figures, StoreError};
 
 /// Why an admin's verb was not carried out.
 #[derive(Debug, Error)]
@@ -112,6 +116,35 @@ impl Projects {
     /// What counts for a project.
     pub fn settings(&self, record: &ProjectRecord) -> Settings {
         self.shared.settings(record)
+    }
+
+    pub fn metrics(&self) -> Arc<Metrics> {
+        self.shared.metrics.clone()
+    }
+
+    /// What is read of the projects when somebody looks at the metrics.
+    pub(super) fn register_levels(&self) {
+        let metrics = &self.shared.metrics;
+        let over_workers = |pick: fn(&WorkerHandle) -> usize| {
+            let registry = self.registry.clone();
+            move || Some(registry.all().iter().map(pick).sum::<usize>() as f64)
+        };
+        metrics.read_level(Level::Leases, over_workers(|worker| worker.status.borrow().leases));
+        metrics.read_level(Level::Connections, over_workers(|worker| worker.connections.count()));
+        let held = |worker: &WorkerHandle| usize::from(worker.status.borrow().pending.is_some());
+        metrics.read_level(Level::RollsHeld, over_workers(held));
+        let queue = |pick: fn(QueueFigures) -> usize| {
+            let admission = self.shared.admission.clone();
+            move || Some(pick(admission.figures()) as f64)
+        };
+        metrics.read_level(Level::QueueLength, queue(|figures| figures.queued));
+        metrics.read_level(Level::StartsUnderWay, queue(|figures| figures.starting));
+        let figures = |pick: fn(Figures) -> u64| {
+            let store = self.shared.store.clone();
+            move || pick(store.figures())
+        };
+        metrics.read_count(Count::StoreCommits, figures(|figures| figures.commits));
+        metrics.read_count(Count::StoreWrites, figures(|figures| figures.writes));
     }
 
     pub async fn list(&self) -> Result<Vec<ProjectView>, StoreError> {

@@ -19,6 +19,7 @@ use super::registry::{Registry, Shared, WorkerHandle};
 use crate::clock::{Clock, rfc3339};
 use crate::entropy::{Entropy, NoEntropy};
 use crate::gateway::{Directory, Door, NoDoor};
+use crate::metrics::{LeaseEnd, Metrics};
 use crate::pki::{Pki, PkiError};
 use crate::store::{Store, StoreError};
 
@@ -157,7 +158,9 @@ pub struct Foundations {
 impl Projects {
     pub fn new(config: ProjectsConfig, foundations: Foundations) -> Self {
         let Foundations { store, effects, pki, clock, entropy } = foundations;
+        let metrics = Arc::new(Metrics::new());
         let shared = Shared {
+            metrics,
             admission: Admission::new(config.admission, effects.clone()),
             store,
             effects,
@@ -168,7 +171,10 @@ impl Projects {
             deadlines: config.deadlines,
             addresses: config.addresses,
         };
-        Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), pki, entropy }
+        let projects =
+            Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), pki, entropy };
+        projects.register_levels();
+        projects
     }
 
     /// A daemon that answers, and a lease on it that is on disk; or, where the caller does not want to wait, the lease
@@ -294,8 +300,7 @@ impl Projects {
     /// Releases a lease; `false` if there is no such lease at that project. Costs nothing for what is unknown.
     pub async fn complete(&self, key: &Key, token: &LeaseToken) -> Result<bool, StoreError> {
         let token = token.hash();
-        let why = "its client said so";
-        self.release(key, |reply| Message::Complete { token, why, reply: Some(reply) }).await
+        self.release(key, |reply| Message::Complete { token, how: LeaseEnd::Completed, reply: Some(reply) }).await
     }
 
     /// Releases the oldest lease, as the reference does for a client that names none; `false` if there is none.

@@ -9,6 +9,7 @@ use kiln_domain::plan::StopWish;
 use kiln_domain::{BuildSpec, Generation, Key, Lease, Phase, Settings, TokenHash};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::metrics::LeaseEnd;
 use crate::store::{Commit, StoreError};
 
 /// What a worker is told. Whoever wants an answer sends a reply along.
@@ -45,7 +46,7 @@ pub(super) enum Message {
     /// Release a lease; the reply is `None` if there is no such lease.
     Complete {
         token: TokenHash,
-        why: &'static str,
+        how: LeaseEnd,
         reply: Option<oneshot::Sender<Option<Releasing>>>,
     },
     /// Release the oldest lease, as the reference's nameless release does.
@@ -99,6 +100,7 @@ pub(super) struct Status {
     pub(super) step: Option<&'static str>,
     /// Place and length of the queue for a start.
     pub(super) queue: Option<(usize, usize)>,
+    pub(super) leases: usize,
     /// What a roll would bring up to date.
     pub(super) pending: Option<String>,
 }
@@ -240,7 +242,7 @@ impl Undelivered {
 impl Drop for Undelivered {
     fn drop(&mut self) {
         let Some((mailbox, token)) = self.release.take() else { return };
-        let message = Message::Complete { token, why: "its answer could not be delivered", reply: None };
+        let message = Message::Complete { token, how: LeaseEnd::Undelivered, reply: None };
         if let Err(mpsc::error::TrySendError::Full(message)) = mailbox.try_send(message) {
             // Only a full mailbox takes a task; without a runtime the process is ending and the lease's grace ends it.
             if let Ok(runtime) = tokio::runtime::Handle::try_current() {

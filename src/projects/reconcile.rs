@@ -21,6 +21,7 @@ use super::handle::Projects;
 use super::messages::Message;
 use super::registry::WorkerHandle;
 use crate::host::{InstanceEvent, Properties};
+use crate::metrics::PhaseLabel;
 use crate::store::{NewEvent, StoreError, TakenUp};
 
 /// Between two tries to survey a host that does not answer.
@@ -57,6 +58,7 @@ impl Projects {
         }
         let leased: BTreeSet<Key> = leases.into_iter().map(|(key, _)| key).collect();
         for record in &projects {
+            self.shared.metrics.phase_changed(None, Some(PhaseLabel::from(&record.phase)));
             let hot = self.shared.settings(record).tier == Some(kiln_domain::Tier::Hot);
             if !record.phase.is_quiet() || hot || leased.contains(&record.key) {
                 self.registry.spawn(&self.shared, &record.key);
@@ -159,7 +161,10 @@ impl Projects {
         let record = record_of(properties, self.shared.clock.now()).map_err(ReconcileError::Impossible)?;
         let key = record.key.clone();
         let event = NewEvent::new(self.shared.clock.now(), Some(&key), "adopted", "the project was found on the host");
-        self.shared.store.adopt_project(record, self.shared.addresses, Some(event.by(by))).await?;
+        let adopted = self.shared.store.adopt_project(record, self.shared.addresses, Some(event.by(by))).await?;
+        if adopted.new {
+            self.shared.metrics.phase_changed(None, Some(PhaseLabel::from(&adopted.record.phase)));
+        }
         // It looks for itself what is there.
         self.registry.spawn(&self.shared, &key);
         Ok(key)

@@ -13,6 +13,7 @@ use super::effects::{Effects, StepDeadlines};
 use super::messages::{Connections, Message, Renewing, Status};
 use super::worker::Worker;
 use crate::clock::Clock;
+use crate::metrics::{Metrics, PhaseLabel};
 use crate::store::{Store, StoreError};
 
 /// Requests that may wait in a worker's mailbox. A worker empties it without waiting for the host, so that this is
@@ -28,6 +29,7 @@ pub(super) struct Shared {
     pub(super) effects: Arc<dyn Effects>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) admission: Arc<Admission>,
+    pub(super) metrics: Arc<Metrics>,
     pub(super) policy: Policy,
     pub(super) defaults: Settings,
     pub(super) rules: Rules,
@@ -117,7 +119,10 @@ impl Registry {
         }
         let known = match spec {
             Some(spec) => {
-                shared.store.create_project(spec, shared.addresses, shared.clock.now()).await?;
+                let created = shared.store.create_project(spec, shared.addresses, shared.clock.now()).await?;
+                if created.new {
+                    shared.metrics.phase_changed(None, Some(PhaseLabel::from(&created.record.phase)));
+                }
                 true
             }
             None => shared.store.project(key).await?.is_some(),
@@ -133,7 +138,7 @@ impl Registry {
         }
         let (own_mailbox, mailbox) = mpsc::channel(MAILBOX_DEPTH);
         let step = Some("read its record");
-        let unread = Status { phase: None, reason: String::new(), step, queue: None, pending: None };
+        let unread = Status { phase: None, reason: String::new(), step, queue: None, leases: 0, pending: None };
         let (status, seen) = watch::channel(unread);
         let connections = Connections::default();
         let worker = WorkerHandle { mailbox: own_mailbox.clone(), status: seen, connections: connections.clone() };

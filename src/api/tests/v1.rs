@@ -123,10 +123,10 @@ async fn each_failure_of_a_verb_has_its_status() {
 async fn settings_are_changed_one_by_one() {
     let server = Server::start().await;
     let path = format!("/v1/projects/{}/settings", view().key);
-    let patch = async |body: &str| server.send("PATCH", &path, body).await;
+    let change = async |body: &str| server.send("PATCH", &path, body).await;
     let all = r#"{"tier":"hot","idleWindow":null,"volume":"20GiB","memory":"512 MiB","cpus":4,"processes":null}"#;
-    assert_eq!(patch(all).await.json::<ProjectView>(), view());
-    assert_eq!(patch(r#"{"tier":"warm","idleWindow":"1h 30m"}"#).await.status, 200);
+    assert_eq!(change(all).await.json::<ProjectView>(), view());
+    assert_eq!(change(r#"{"tier":"warm","idleWindow":"1h 30m"}"#).await.status, 200);
     let verbs = server.heart.verbs.lock().expect("no panic").clone();
     let expected = SettingsChange {
         tier: Change::To(Tier::Hot),
@@ -157,7 +157,7 @@ async fn settings_are_changed_one_by_one() {
         (r#"{"cpus":1,"cpus":2}"#, "duplicate field"),
         (r#"[{"cpus":1}]"#, "a list"),
     ] {
-        let answer = patch(body).await;
+        let answer = change(body).await;
         assert_eq!(answer.status, 400, "{body}: {answer:?}");
         assert!(answer.json::<ApiError>().error.contains(words), "{body}: {answer:?}");
     }

@@ -1,7 +1,8 @@
 //! A thin client of Incus's REST API on its unix socket.
 //!
 //! Three outcomes are never confused: it is not there ([`ApiError::NotFound`]), Incus said no ([`ApiError::Refused`]),
-//! and nobody knows ([`ApiError::Unreachable`], [`ApiError::Garbled`]). Texts of errors are for people only.
+//! and nobody knows ([`ApiError::Unreachable`], [`ApiError::Garbled`], [`ApiError::Lost`]). Texts of errors are for people
+//! only. What answers may be anybody: an answer has a deadline and a largest size.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,13 +14,28 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use thiserror::Error;
 
-/// For questions that Incus answers from its database. Below the time for a look at an instance, which asks more than
-/// one: so that who waits learns that it is Incus that does not answer.
-const LOOK: Duration = Duration::from_secs(10);
-/// For changes that Incus makes in its database, or by starting an operation.
-const ANSWER: Duration = Duration::from_secs(20);
+/// What is waited for, and how much is taken.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    /// For questions that Incus answers from its database. Below the time for a look at an instance, which asks more than
+    /// one: so that who waits learns that it is Incus that does not answer.
+    pub(crate) look: Duration,
+    /// For changes that Incus makes in its database, or by starting an operation.
+    pub(crate) answer: Duration,
+    /// Bytes of an answer. Incus writes some 4 KiB for each instance of a list.
+    pub(crate) largest: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { look: Duration::from_secs(10), answer: Duration::from_secs(20), largest: 128 << 20 }
+    }
+}
+
 /// Longest single wait for an operation; repeated up to the caller's deadline.
 const SLICE: Duration = Duration::from_secs(30);
+/// Before the next wait, where one did not last.
+const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Error)]
 pub(crate) enum ApiError {
@@ -33,6 +49,9 @@ pub(crate) enum ApiError {
     NotFound(String),
     #[error("{error} (code {code})")]
     Refused { code: u16, error: String },
+    /// It was begun, and nobody remembers it: Incus was restarted, say. How it ended shows where it had its effect.
+    #[error("the operation that {path} began is gone; how it ended is not known")]
+    Lost { path: String },
     #[error("{path} answered with what cannot be understood: {what}")]
     Garbled { path: String, what: String },
     #[error("gave up after {} s waiting for: {waited_for}", .after.as_secs())]
@@ -103,17 +122,22 @@ pub(crate) struct Client {
     http: reqwest::Client,
     socket: PathBuf,
     project: String,
+    bounds: Bounds,
 }
 
 impl Client {
     /// Does not connect yet.
     pub(crate) fn new(socket: &Path, project: &str) -> Result<Self, ApiError> {
+        Self::with_bounds(socket, project, Bounds::default())
+    }
+
+    pub(crate) fn with_bounds(socket: &Path, project: &str, bounds: Bounds) -> Result<Self, ApiError> {
         // A connection for each request, closed after it. Incus 6.0 reads the first 8 bytes of a new connection before it
         // accepts the next one; a pool opens connections on suspicion and leaves them silent, which shuts out everybody,
         // Incus's own start hooks included, until they give up after 30 s.
         let http = reqwest::Client::builder().unix_socket(socket).no_proxy().pool_max_idle_per_host(0).build();
         let http = http.map_err(|source| ApiError::Unreachable { socket: socket.display().to_string(), source })?;
-        Ok(Self { http, socket: socket.to_owned(), project: project.to_owned() })
+        Ok(Self { http, socket: socket.to_owned(), project: project.to_owned(), bounds })
     }
 
     pub(crate) fn socket(&self) -> &Path {
@@ -121,13 +145,13 @@ impl Client {
     }
 
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
-        let envelope = self.request(Method::GET, path, None, LOOK).await?;
+        let envelope = self.request(Method::GET, path, None, self.bounds.look).await?;
         parse(path, envelope.metadata)
     }
 
     /// A change that Incus makes before it answers.
     pub(crate) async fn change(&self, method: Method, path: &str, body: Option<&Value>) -> Result<(), ApiError> {
-        self.request(method, path, body, ANSWER).await.map(drop)
+        self.request(method, path, body, self.bounds.answer).await.map(drop)
     }
 
     /// A change that Incus answers with an operation; waits until that is over.
@@ -138,7 +162,7 @@ impl Client {
         body: Option<&Value>,
         patience: Duration,
     ) -> Result<Operation, ApiError> {
-        let envelope = self.request(method, path, body, ANSWER).await?;
+        let envelope = self.request(method, path, body, self.bounds.answer).await?;
         self.finish(path, &envelope, patience).await
     }
 
@@ -158,7 +182,8 @@ impl Client {
     /// A body that is no envelope: a log.
     pub(crate) async fn text(&self, path: &str, at_most: usize) -> Result<String, ApiError> {
         let unreachable = |source| self.unreachable(source);
-        let mut response = self.http.get(self.url(path)).timeout(ANSWER).send().await.map_err(unreachable)?;
+        let mut response =
+            self.http.get(self.url(path)).timeout(self.bounds.answer).send().await.map_err(unreachable)?;
         if !response.status().is_success() {
             return Err(ApiError::Refused { code: response.status().as_u16(), error: path.to_owned() });
         }
@@ -193,13 +218,16 @@ impl Client {
             let left = deadline.saturating_duration_since(Instant::now());
             let seconds = left.min(SLICE).as_secs().max(1);
             let path = format!("/1.0/operations/{id}/wait?timeout={seconds}");
-            let envelope = self.request(Method::GET, &path, None, ANSWER + Duration::from_secs(seconds)).await?;
+            let asked = Instant::now();
+            let envelope =
+                self.request(Method::GET, &path, None, self.bounds.answer + Duration::from_secs(seconds)).await?;
             let operation: Operation = parse(&path, envelope.metadata)?;
             if operation.status_code == status::SUCCESS {
                 return Ok(operation);
             }
             if !operation.is_underway() {
-                let error = if operation.err.is_empty() { "it was cancelled".to_owned() } else { operation.err };
+                let error = if operation.err.is_empty() { "it was cancelled" } else { &operation.err };
+                let error = presentable(error);
                 return Err(ApiError::Refused { code: operation.status_code, error });
             }
             if Instant::now() >= deadline {
@@ -208,6 +236,9 @@ impl Client {
                     let _ = self.change(Method::DELETE, &format!("/1.0/operations/{id}"), None).await;
                 }
                 return Err(ApiError::TimedOut { waited_for: waited_for.to_owned(), after: patience });
+            }
+            if asked.elapsed() < PAUSE {
+                tokio::time::sleep(PAUSE).await;
             }
         }
     }
@@ -218,8 +249,11 @@ impl Client {
             return Err(ApiError::Garbled { path: path.to_owned(), what });
         }
         let started: Operation = parse(path, envelope.metadata.clone())?;
-        let what = format!("Incus's operation {:?} ({})", started.description, envelope.operation);
-        self.wait(&started.id, &what, patience).await
+        let what = presentable(&format!("Incus's operation {} ({})", started.description, envelope.operation));
+        match self.wait(&started.id, &what, patience).await {
+            Err(ApiError::NotFound(_)) => Err(ApiError::Lost { path: path.to_owned() }),
+            finished => finished,
+        }
     }
 
     async fn request(
@@ -237,13 +271,20 @@ impl Client {
     }
 
     async fn envelope(&self, path: &str, request: reqwest::RequestBuilder) -> Result<Envelope, ApiError> {
-        let response = request.send().await.map_err(|source| self.unreachable(source))?;
-        let bytes = response.bytes().await.map_err(|source| self.unreachable(source))?;
-        let envelope: Envelope = serde_json::from_slice(&bytes)
-            .map_err(|error| ApiError::Garbled { path: path.to_owned(), what: error.to_string() })?;
+        let garbled = |what: String| ApiError::Garbled { path: path.to_owned(), what: presentable(&what) };
+        let mut response = request.send().await.map_err(|source| self.unreachable(source))?;
+        let mut bytes = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|source| self.unreachable(source))? {
+            if bytes.len() + chunk.len() > self.bounds.largest {
+                return Err(garbled(format!("more than {} bytes", self.bounds.largest)));
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        let envelope: Envelope = serde_json::from_slice(&bytes).map_err(|error| garbled(error.to_string()))?;
         match (envelope.kind.as_str(), envelope.error_code) {
-            ("error", 404) => Err(ApiError::NotFound(envelope.error)),
-            ("error", code) => Err(ApiError::Refused { code, error: envelope.error }),
+            ("error", 0) => Err(garbled(format!("an error without a code: {}", envelope.error))),
+            ("error", 404) => Err(ApiError::NotFound(presentable(&envelope.error))),
+            ("error", code) => Err(ApiError::Refused { code, error: presentable(&envelope.error) }),
             _ => Ok(envelope),
         }
     }
@@ -260,7 +301,25 @@ impl Client {
 }
 
 fn parse<T: DeserializeOwned>(path: &str, value: Value) -> Result<T, ApiError> {
-    serde_json::from_value(value).map_err(|error| ApiError::Garbled { path: path.to_owned(), what: error.to_string() })
+    serde_json::from_value(value)
+        .map_err(|error| ApiError::Garbled { path: path.to_owned(), what: presentable(&error.to_string()) })
+}
+
+/// A text of whoever answered, as part of a line of ours: on one line, and not too long for it.
+pub(super) fn presentable(text: &str) -> String {
+    const LONGEST: usize = 500;
+    let mut short = String::new();
+    for character in text.chars().take(LONGEST) {
+        if character.is_control() {
+            short.extend(character.escape_default());
+        } else {
+            short.push(character);
+        }
+    }
+    if text.chars().nth(LONGEST).is_some() {
+        short.push('…');
+    }
+    short
 }
 
 #[cfg(test)]

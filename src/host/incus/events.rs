@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use kiln_domain::Key;
@@ -47,7 +47,10 @@ pub(super) async fn follow(
 ) {
     let mut pause = PAUSE;
     loop {
+        let began = Instant::now();
         match listen(&socket, &project, &image, &sender).await {
+            // One that is closed as soon as it stands is no better than none.
+            Ok(()) if began.elapsed() < LONGEST_PAUSE => tracing::debug!("Incus closed its event stream at once"),
             Ok(()) => {
                 tracing::info!("Incus closed its event stream; connecting again");
                 pause = PAUSE;

@@ -36,7 +36,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::network::{Network, NetworkError};
 use super::{Change, FoundInstance, InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
 use crate::causes::in_one_line;
-use client::{ApiError, Client, status};
+use client::{ApiError, Bounds, Client, status};
 use image::Alias;
 use wanted::Found;
 
@@ -48,6 +48,8 @@ mod prepare;
 mod wanted;
 mod words;
 
+#[cfg(test)]
+mod hostile_tests;
 #[cfg(test)]
 mod real_tests;
 
@@ -101,9 +103,13 @@ impl IncusRuntime {
     /// Connects when first needed, so that Kiln can start while Incus is away; events are followed from now on.
     /// Must be called within a tokio runtime.
     pub fn new(config: IncusConfig, network: Arc<Network>) -> Result<Self, RuntimeError> {
+        Self::with_bounds(config, network, Bounds::default())
+    }
+
+    fn with_bounds(config: IncusConfig, network: Arc<Network>, bounds: Bounds) -> Result<Self, RuntimeError> {
         prepare::check_names(&config)?;
-        let client =
-            Client::new(&config.socket, &config.project).map_err(|e| failure("connect to", &config.project, e))?;
+        let client = Client::with_bounds(&config.socket, &config.project, bounds)
+            .map_err(|e| failure("connect to", &config.project, e))?;
         let (events, _) = broadcast::channel(EVENTS);
         let image = Arc::new(Alias::new(client.clone(), &config.image));
         let follower =
@@ -132,8 +138,13 @@ impl IncusRuntime {
     }
 
     async fn find(&self, operation: &'static str, name: &str) -> Result<Option<Found>, RuntimeError> {
-        match self.client.get(&path_of(name)).await {
-            Ok(found) => Ok(Some(found)),
+        let path = path_of(name);
+        match self.client.get::<Found>(&path).await {
+            Ok(found) if found.name == name => Ok(Some(found)),
+            Ok(found) => {
+                let what = client::presentable(&format!("the instance {}", found.name));
+                Err(failure(operation, name, ApiError::Garbled { path, what }))
+            }
             Err(ApiError::NotFound(_)) => Ok(None),
             Err(error) => Err(failure(operation, name, error)),
         }
@@ -145,8 +156,13 @@ impl IncusRuntime {
         let down = matches!(found.status_code, status::STOPPED | status::STARTING | status::FROZEN | status::FREEZING);
         if !up && !down {
             let remedy = format!("see what `incus info {} --project {}` says", found.name, self.config.project);
-            let why = format!("it reports {} as {:?} (code {})", found.name, found.status, found.status_code);
+            let said = client::presentable(&found.status);
+            let why = format!("it reports {} as {said:?} (code {})", found.name, found.status_code);
             return Err(RuntimeError::Unavailable { runtime: NAME, why, remedy });
+        }
+        if up && found.last_used_at.is_empty() {
+            let what = "an instance that runs and was never started".to_owned();
+            return Err(failure("look at", &found.name, ApiError::Garbled { path: path_of(&found.name), what }));
         }
         let mut compared = found.compare(spec, &self.config, self.image.fingerprint().await.as_deref());
         Ok(match compared.wrong {
@@ -175,7 +191,7 @@ impl IncusRuntime {
             other => return other,
         };
         let Some(other) = self.client.underway(name).await? else { return Err(refusal) };
-        let waited_for = format!("Incus's operation {:?}", other.description);
+        let waited_for = client::presentable(&format!("Incus's operation {}", other.description));
         match self.client.wait(&other.id, &waited_for, patience).await {
             // However it ended, and also if it is gone already: what counts is how things are now.
             Ok(_) | Err(ApiError::Refused { .. } | ApiError::NotFound(_)) => act().await,
@@ -216,7 +232,7 @@ impl Runtime for IncusRuntime {
         let act = || self.client.operate(Method::POST, "/1.0/instances", Some(&body), CREATE);
         let refusal = match self.settled(&name, CREATE, act).await {
             Ok(_) => return Ok(()),
-            Err(error @ (ApiError::Refused { .. } | ApiError::NotFound(_))) => error,
+            Err(error @ (ApiError::Refused { .. } | ApiError::NotFound(_) | ApiError::Lost { .. })) => error,
             Err(error) => return Err(failure("create", &name, error)),
         };
         // Whether it was refused because there is one cannot be told from the answer; looking tells.
@@ -225,7 +241,7 @@ impl Runtime for IncusRuntime {
             InstanceState::Stopped { outdated } if outdated.is_empty() => return Ok(()),
             InstanceState::Stopped { outdated } => format!("one exists that is older in {}", in_words(&outdated)),
             InstanceState::HalfMade { why } => format!("one exists that differs: {why}"),
-            InstanceState::Absent => self.explain(refusal).await,
+            InstanceState::Absent => return Err(self.explain("create", &name, refusal).await),
         };
         Err(RuntimeError::Refused { operation: "create", instance: name, why })
     }
@@ -331,6 +347,7 @@ impl IncusRuntime {
         let act = || self.client.operate(Method::DELETE, &path, None, DELETE);
         match self.settled(name, DELETE, act).await {
             Ok(_) | Err(ApiError::NotFound(_)) => Ok(()),
+            Err(ApiError::Lost { .. }) if self.find(OPERATION, name).await?.is_none() => Ok(()),
             Err(error) => Err(failure(OPERATION, name, error)),
         }
     }
@@ -376,15 +393,14 @@ impl IncusRuntime {
         }
     }
 
-    /// Why a creation was refused, with what to do where we know it.
-    async fn explain(&self, refusal: ApiError) -> String {
+    /// Why a creation came to nothing, with what to do where we know it.
+    async fn explain(&self, operation: &'static str, name: &str, error: ApiError) -> RuntimeError {
         let alias = format!("/1.0/images/aliases/{}", self.config.image);
-        match self.client.get::<Value>(&alias).await {
-            Err(ApiError::NotFound(_)) => {
-                format!("there is no image {:?}; run `kiln image build`", self.config.image)
-            }
-            _ => refusal.to_string(),
+        if matches!(self.client.get::<Value>(&alias).await, Err(ApiError::NotFound(_))) {
+            let why = format!("there is no image {:?}; run `kiln image build`", self.config.image);
+            return RuntimeError::Refused { operation, instance: name.to_owned(), why };
         }
+        failure(operation, name, error)
     }
 }
 
@@ -446,6 +462,17 @@ fn failure(operation: &'static str, instance: &str, error: ApiError) -> RuntimeE
             remedy:
                 "see that Incus is installed and runs (`systemctl status incus`), and that kilnd may use its socket"
                     .to_owned(),
+        },
+        ApiError::Lost { .. } => RuntimeError::Unavailable {
+            runtime: NAME,
+            why: error.to_string(),
+            remedy: "if it was not restarted, see `journalctl -u incus`".to_owned(),
+        },
+        // What it says of itself while it starts and while it ends.
+        ApiError::Refused { code: 503, .. } => RuntimeError::Unavailable {
+            runtime: NAME,
+            why: error.to_string(),
+            remedy: "wait until it has started, or see `journalctl -u incus`".to_owned(),
         },
         ApiError::Garbled { .. } => RuntimeError::Unavailable {
             runtime: NAME,

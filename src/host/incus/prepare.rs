@@ -9,7 +9,7 @@ use super::{IncusConfig, NAME, failure};
 use crate::host::RuntimeError;
 
 /// What is used beyond the first Incus's API; all of it is in Incus 6.0.
-const EXTENSIONS: [&str; 6] = [
+pub(super) const EXTENSIONS: [&str; 6] = [
     "container_nic_routed",
     "container_disk_shift",
     "projects",

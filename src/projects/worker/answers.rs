@@ -5,6 +5,7 @@ use kiln_domain::{Lease, Timestamp, TokenHash};
 
 use super::super::messages::{Granted, Held, Refusal, RefusalKind, Reply, StopRefusal, Undelivered, Waiter, Warm};
 use super::Worker;
+use crate::metrics::{self, LeaseEnd};
 
 impl Worker {
     pub(super) fn answer_all(&mut self, warm: Warm) {
@@ -50,6 +51,7 @@ impl Worker {
         // Nothing that is alive is dropped for a newcomer (C11).
         if self.leases.len() >= policy.max_leases {
             let (key, live, limit) = (self.key.clone(), self.leases.len(), policy.max_leases);
+            self.shared.metrics.admission_refused(metrics::Refusal::Leases);
             let kind = RefusalKind::TooManyLeases { key, live, limit };
             return drop(reply.send(Err(Refusal { kind, text: "too many builds are under way".to_owned() })));
         }
@@ -84,6 +86,7 @@ impl Worker {
             self.leases.iter().filter(|lease| lease.is_expired(now)).map(|lease| lease.token.clone()).collect();
         if !expired.is_empty() {
             self.leases.retain(|lease| !lease.is_expired(now));
+            expired.iter().for_each(|_| self.shared.metrics.lease_ended(LeaseEnd::Expired));
             let text = format!("{} lease(s) reached the maximum build age", expired.len());
             drop(self.shared.store.forget_leases(expired));
             let event = self.event("expired", text);

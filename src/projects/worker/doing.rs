@@ -7,11 +7,13 @@ use kiln_domain::health::{Health, Probed};
 use kiln_domain::plan::{Counted, Done, InstanceSeen, Observed};
 use kiln_domain::{Phase, ProjectRecord, Step};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::super::effects::EffectError;
 use super::super::messages::{Refusal, RefusalKind};
 use super::Worker;
 use crate::causes;
+use crate::metrics::{Fault, Stage, StepLabel};
 
 pub(super) enum Outcome {
     Observed(Result<Look, EffectError>),
@@ -28,6 +30,7 @@ pub(super) struct Look {
 pub(super) struct InFlight {
     /// `None`: it looks.
     pub(super) step: Option<Step>,
+    since: Instant,
     task: JoinHandle<Outcome>,
 }
 
@@ -52,7 +55,7 @@ impl Worker {
             };
             Outcome::Observed(Ok(Look { seen, last_words }))
         });
-        self.in_flight = Some(InFlight { step: None, task });
+        self.in_flight = Some(InFlight { step: None, since: Instant::now(), task });
     }
 
     pub(super) fn start_step(&mut self, step: Step) {
@@ -64,10 +67,11 @@ impl Worker {
             let timed_out = EffectError::TimedOut { step: step.name(), after };
             Outcome::Performed(step, tokio::time::timeout(after, effect).await.unwrap_or(Err(timed_out)))
         });
-        self.in_flight = Some(InFlight { step: Some(step), task });
+        self.in_flight = Some(InFlight { step: Some(step), since: Instant::now(), task });
     }
 
-    pub(super) async fn take_in(&mut self, outcome: Outcome) {
+    pub(super) async fn take_in(&mut self, outcome: Outcome, took: Duration) {
+        self.measure(&outcome, took);
         match outcome {
             // It may be out of date already: look again.
             Outcome::Observed(Ok(_)) if self.changed_since => {}
@@ -92,6 +96,24 @@ impl Worker {
                 }
                 self.set_back(step.name(), &error).await;
             }
+        }
+    }
+
+    fn measure(&self, outcome: &Outcome, took: Duration) {
+        let metrics = &self.shared.metrics;
+        let (step, failed) = match outcome {
+            Outcome::Observed(outcome) => (StepLabel::Observe, outcome.is_err()),
+            Outcome::Performed(step, outcome) => (StepLabel::from(*step), outcome.is_err()),
+        };
+        if failed {
+            metrics.step_failed(step, took)
+        } else {
+            metrics.step_done(step, took)
+        }
+        if let Outcome::Performed(step, Ok(_)) = outcome
+            && let Some(stage) = Stage::of(*step)
+        {
+            metrics.waited(stage, took);
         }
     }
 
@@ -132,6 +154,7 @@ impl Worker {
     /// A crash is worth a line in the journal.
     fn note_death(&mut self, last_words: &str) {
         self.setbacks = self.setbacks.and_another(self.now());
+        self.shared.metrics.daemon_at_fault(Fault::Died);
         (self.health, self.counted) = (Health::default(), None);
         let event = self.event("died", format!("the daemon went away by itself; its last words:\n{last_words}"));
         self.log_event(event);
@@ -180,9 +203,9 @@ fn went_away(record: &ProjectRecord, seen: &Observed) -> bool {
 }
 
 /// The outcome of what is in flight; never, if nothing is.
-pub(super) async fn landed(in_flight: &mut Option<InFlight>) -> Outcome {
-    let Some(InFlight { step, task }) = in_flight else { return std::future::pending().await };
-    match task.await {
+pub(super) async fn landed(in_flight: &mut Option<InFlight>) -> (Outcome, Duration) {
+    let Some(InFlight { step, since, task }) = in_flight else { return std::future::pending().await };
+    let outcome = match task.await {
         Ok(outcome) => outcome,
         Err(error) => {
             // A panic in an effect is a fault of ours; the project stands still and says so, nobody else notices.
@@ -193,5 +216,6 @@ pub(super) async fn landed(in_flight: &mut Option<InFlight>) -> Outcome {
                 None => Outcome::Observed(Err(failed)),
             }
         }
-    }
+    };
+    (outcome, since.elapsed())
 }

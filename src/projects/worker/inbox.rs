@@ -6,6 +6,7 @@ use tokio::sync::oneshot;
 
 use super::super::messages::{Message, Refusal, RefusalKind, Releasing, Renewing, SetRefusal, StopRefusal, Waiter};
 use super::{StopReply, Worker};
+use crate::metrics::LeaseEnd;
 use crate::store::StoreError;
 
 impl Worker {
@@ -49,16 +50,15 @@ impl Worker {
                 drop(reply.send(answer));
             }
             Message::Renew { token, reply } => drop(reply.send(self.renew(&token))),
-            Message::Complete { token, why, reply } => {
-                let released = self.complete(&token, why);
+            Message::Complete { token, how, reply } => {
+                let released = self.complete(&token, how);
                 if let Some(reply) = reply {
                     drop(reply.send(released));
                 }
             }
             Message::CompleteOldest { reply } => {
                 let oldest = self.leases.iter().min_by_key(|lease| lease.created).map(|lease| lease.token.clone());
-                let why = "a client that names no build said so";
-                drop(reply.send(oldest.and_then(|token| self.complete(&token, why))));
+                drop(reply.send(oldest.and_then(|token| self.complete(&token, LeaseEnd::Nameless))));
             }
             Message::StillHeld { lease } => {
                 // A worker made since then has read it from the disk.
@@ -115,10 +115,16 @@ impl Worker {
 
     /// It counts no more from here on; as with its making, whoever wants to waits for the disk. One that nobody waits for
     /// and that could not be removed there comes back with the next start of Kiln, and ends with its grace.
-    fn complete(&mut self, token: &TokenHash, why: &str) -> Option<Releasing> {
+    fn complete(&mut self, token: &TokenHash, how: LeaseEnd) -> Option<Releasing> {
         let at = self.leases.iter().position(|lease| lease.token == *token)?;
         let lease = self.leases.remove(at);
         self.touch();
+        let why = match how {
+            LeaseEnd::Undelivered => "its answer could not be delivered",
+            LeaseEnd::Nameless => "a client that names no build said so",
+            _ => "its client said so",
+        };
+        self.shared.metrics.lease_ended(how);
         let event = self.event("completed", format!("a build ended: {why}")).by("client");
         Some(Releasing { lease, removed: self.shared.store.remove_lease(token, self.now(), Some(event)) })
     }

@@ -33,10 +33,12 @@ use kiln_domain::health::Health;
 use kiln_domain::plan::{Counted, Demand, InstanceSeen, Observed, Place, Reason, Setbacks, Situation, StopWish};
 use kiln_domain::{Key, Lease, Phase, Plan, ProjectRecord, Settings, Step, Timestamp, plan};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::admission::Standing;
 use super::messages::{Refusal, RefusalKind, Status, StopRefusal, Waiter, Warm};
 use super::registry::{Desk, Registry, Shared};
+use crate::metrics::{Fault, PhaseLabel, Stage};
 use crate::store::NewEvent;
 
 /// A daemon that is up is looked at this often even if nothing happens: its certificates grow old, and so may its image
@@ -70,6 +72,7 @@ pub(super) struct Worker {
     /// The run of the instance whose first answer was waited for in vain.
     gave_up_on: Option<String>,
     place: Place,
+    queued_since: Option<Instant>,
     room_wanted: bool,
     standing: Standing,
     in_flight: Option<InFlight>,
@@ -107,6 +110,7 @@ impl Worker {
             counted: None,
             gave_up_on: None,
             place: Place::Unasked,
+            queued_since: None,
             room_wanted: false,
             standing: Standing::Down,
             in_flight: None,
@@ -131,9 +135,9 @@ impl Worker {
             // In this order, so that a run on a model host can be repeated.
             tokio::select! {
                 biased;
-                outcome = landed(&mut self.in_flight) => {
+                (outcome, took) = landed(&mut self.in_flight) => {
                     self.in_flight = None;
-                    self.take_in(outcome).await;
+                    self.take_in(outcome, took).await;
                 }
                 message = self.desk.mailbox.recv() => match message {
                     Some(message) => self.hear(message),
@@ -180,7 +184,13 @@ impl Worker {
             let Some(Plan { phase, step, reason, look_again }) = self.with_situation(plan) else { return };
             if reason == Reason::NeedsPlace {
                 self.place = self.ask_for_place().await;
+                self.queued_since = Some(Instant::now());
                 continue;
+            }
+            if self.place == Place::Admitted
+                && let Some(since) = self.queued_since.take()
+            {
+                self.shared.metrics.waited(Stage::Queue, since.elapsed());
             }
             self.give_place_back(step, &reason);
             self.look_again = look_again.into_iter().chain(self.next_expiry()).chain(self.next_look()).min();
@@ -193,6 +203,7 @@ impl Worker {
                 self.answer_stopped();
             }
             if let Some(step) = step {
+                self.note_fault(&reason);
                 return self.start_step(step);
             }
             if self.record.phase == Phase::Removing {
@@ -211,6 +222,14 @@ impl Worker {
         }
     }
 
+    fn note_fault(&self, reason: &Reason) {
+        match reason {
+            Reason::Wedged(_) | Reason::NotServing => self.shared.metrics.daemon_at_fault(Fault::Wedged),
+            Reason::HalfMade { .. } => self.shared.metrics.daemon_at_fault(Fault::HalfMade),
+            _ => {}
+        }
+    }
+
     fn somebody_waits(&self) -> bool {
         !self.waiters.is_empty() || self.prewarming || !self.stoppers.is_empty()
     }
@@ -221,7 +240,14 @@ impl Worker {
             self.answer_all(warm);
         } else if !self.waiters.is_empty() || self.prewarming {
             let refusal = match reason {
-                Reason::Refused(_) => Refusal { kind: RefusalKind::NotAdmitted, text: reason.to_string() },
+                Reason::Refused(why) => {
+                    self.shared.metrics.admission_refused((*why).into());
+                    Refusal { kind: RefusalKind::NotAdmitted, text: reason.to_string() }
+                }
+                Reason::Foreign { .. } => {
+                    self.shared.metrics.daemon_at_fault(Fault::Foreign);
+                    Refusal { kind: RefusalKind::Broken, text: self.record.phase.to_string() }
+                }
                 _ => Refusal { kind: RefusalKind::Broken, text: self.record.phase.to_string() },
             };
             self.refuse_all(&refusal);
@@ -376,13 +402,24 @@ impl Worker {
             _ => None,
         };
         let pending = self.seen().and_then(Observed::outdated);
-        let status = Status { phase: Some(phase.clone()), reason, step: step.map(Step::name), queue, pending };
+        let status = Status {
+            phase: Some(phase.clone()),
+            reason,
+            step: step.map(Step::name),
+            queue,
+            leases: self.leases.len(),
+            pending,
+        };
         self.desk.status.send_replace(status);
     }
 
     /// Takes note of a phase, in memory and on disk. What cannot be written now is written with the next change.
     async fn enter(&mut self, phase: Phase, event: NewEvent) -> bool {
-        self.record.phase = phase;
+        let before = std::mem::replace(&mut self.record.phase, phase);
+        if before != self.record.phase {
+            let labels = (PhaseLabel::from(&before), PhaseLabel::from(&self.record.phase));
+            self.shared.metrics.phase_changed(Some(labels.0), Some(labels.1));
+        }
         let saved = self.shared.store.save_project(&self.record, Some(event)).await;
         if let Err(error) = &saved {
             tracing::error!(key = %self.key, %error, "cannot record a phase");
@@ -394,7 +431,10 @@ impl Worker {
     async fn forget(&mut self) {
         let event = self.event("removed", "the project was removed; its cache is in the trash".to_owned()).by("admin");
         match self.shared.store.remove_project(&self.key, Some(event)).await {
-            Ok(_) => self.removed = true,
+            Ok(_) => {
+                self.shared.metrics.phase_changed(Some(PhaseLabel::Removing), None);
+                self.removed = true;
+            }
             Err(error) => {
                 self.setbacks = self.setbacks.and_another(self.now());
                 self.look_again = self.setbacks.pause_ends(self.now());
