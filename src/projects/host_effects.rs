@@ -403,6 +403,12 @@ impl Effects for HostEffects {
         }
     }
 
+    async fn check(&self) -> Result<(), EffectError> {
+        self.parts.runtime.found().await?;
+        self.parts.volumes.fullness().await?;
+        Ok(())
+    }
+
     async fn survey(&self) -> Result<Survey, EffectError> {
         Ok(Survey { instances: self.parts.runtime.found().await?, volumes: self.parts.volumes.found().await? })
     }
