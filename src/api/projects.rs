@@ -30,6 +30,9 @@ impl Routed for projects::Routed {
     }
 }
 
+/// For what somebody has to see to first.
+const LATER: Duration = Duration::from_secs(30);
+
 /// The store and the host are given this long to show that they work.
 const READY_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -81,7 +84,7 @@ impl Heart for Projects {
     }
 
     async fn set(&self, key: &Key, change: SettingsChange) -> Result<ProjectView, VerbError> {
-        Projects::set(self, key, move |own| apply(change, own)).await?;
+        Projects::set(self, key, move |own| apply(&change, own)).await?;
         let view = Projects::show(self, key).await.map_err(projects::VerbError::from)?;
         view.ok_or_else(|| VerbError::NoProject(key.clone()))
     }
@@ -137,28 +140,26 @@ impl Heart for Projects {
     }
 
     async fn readiness(&self) -> Readiness {
-        let late = || format!("no answer within {} s", READY_PATIENCE.as_secs());
         let store = tokio::time::timeout(READY_PATIENCE, self.store().ping()).await;
         let store = match store {
             Ok(Ok(())) => Check::well("store"),
             Ok(Err(error)) => Check::ill("store", in_one_line(&error)),
-            Err(_) => Check::ill("store", late()),
+            Err(_) => Check::ill("store", format!("no answer within {} s", READY_PATIENCE.as_secs())),
         };
-        let host = match tokio::time::timeout(READY_PATIENCE, self.orphans()).await {
-            Ok(Ok(_)) => Check::well("host"),
-            Ok(Err(error)) => Check::ill("host", in_one_line(&error)),
-            Err(_) => Check::ill("host", late()),
+        let host = match self.check_host(READY_PATIENCE).await {
+            Ok(()) => Check::well("host"),
+            Err(error) => Check::ill("host", in_one_line(&error)),
         };
         Readiness::of(vec![store, host])
     }
 }
 
-fn apply(change: SettingsChange, own: &mut Settings) {
+fn apply(change: &SettingsChange, own: &mut Settings) {
     let tier = |tier| match tier {
         Tier::Warm => kiln_domain::Tier::Warm,
         Tier::Hot => kiln_domain::Tier::Hot,
     };
-    let SettingsChange { tier: wanted, idle_window, volume_bytes, memory_bytes, cpus, processes } = change;
+    let SettingsChange { tier: wanted, idle_window, volume_bytes, memory_bytes, cpus, processes } = *change;
     match wanted {
         Change::Keep => {}
         Change::Reset => own.tier = None,
@@ -229,6 +230,8 @@ impl From<projects::RouteError> for RouteError {
             Route::Store(ref store) if store.is_retryable() => {
                 Self::Unavailable { why: in_one_line(&error), retry_after: SOON }
             }
+            // Somebody has to make room; until then builds are better told to come again than to give up.
+            Route::Store(StoreError::Full { .. }) => Self::Unavailable { why: in_one_line(&error), retry_after: LATER },
             Route::TooManyLeases { key, live, limit } => Self::TooManyLeases { key, live, limit },
             Route::NotAdmitted { text } => Self::NotAdmitted { why: text, retry_after: SOON },
             Route::Gone => Self::Gone,

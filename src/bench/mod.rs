@@ -5,9 +5,11 @@
 //! | `route.rs` | warm `/route` with its durable lease, beside a bare `fdatasync` of the same disk |
 //! | `load.rs` | the clients of that, as a process of their own, so that the server's CPU time is the server's alone |
 //! | `wake.rs` | request to ready of a stopped project, beside the bare start of the same instance |
+//! | `scale.rs` | boot, memory, latency and idle cost of a kilnd that knows thousands of projects |
+//! | `served.rs` | that kilnd, a process of its own |
 //! | `figures.rs` | percentiles, CPU time, the disk |
 //!
-//! A benchmark brings its own Kiln in this process and needs none that runs. Compare within one run only: machines
+//! A benchmark brings its own Kiln and needs none that runs. Compare within one run only: machines
 //! are noisy.
 //!
 //! What must not be here: anything a build depends on.
@@ -15,6 +17,8 @@
 mod figures;
 mod load;
 mod route;
+mod scale;
+mod served;
 mod wake;
 
 use std::io;
@@ -41,6 +45,8 @@ enum What {
     Route(route::RouteBench),
     /// Wake of a stopped project, beside the bare start of its instance
     Wake(wake::WakeBench),
+    /// Thousands of idle projects: boot, memory, latency and CPU time of a real kilnd
+    Scale(scale::ScaleBench),
     /// The clients of `bench route`
     #[command(hide = true)]
     Load(load::Load),
@@ -85,6 +91,7 @@ pub async fn run(args: &BenchArgs) -> Result<(), BenchError> {
     match &args.what {
         What::Route(bench) => bench.run(args.json).await,
         What::Wake(bench) => bench.run(args.json).await,
+        What::Scale(bench) => bench.run(args.json).await,
         What::Load(load) => load.run().await,
     }
 }

@@ -25,6 +25,8 @@ pub enum Mood {
     Failing(Step),
     /// The step succeeds and its answer is lost.
     Lossy(Step),
+    /// Nothing can be seen.
+    Blind,
     /// The step succeeds, and the daemon dies while the answer is on its way; then it obeys again.
     FatalOnce(Step),
 }
@@ -39,6 +41,8 @@ struct Host {
     builds: u32,
     /// No daemon answers.
     hangs: bool,
+    /// Whose steps never end.
+    stuck: Option<Key>,
     load: HostLoad,
 }
 
@@ -59,6 +63,7 @@ impl Default for ModelEffects {
             mood: Mood::default(),
             builds: 0,
             hangs: false,
+            stuck: None,
             load: HostLoad::default(),
         };
         Self { host: Mutex::new(host), events: broadcast::Sender::new(64), gate: Semaphore::new(Self::OPEN) }
@@ -90,6 +95,11 @@ impl ModelEffects {
     /// Whether the daemons leave questions unanswered from now on.
     pub fn set_hanging(&self, hangs: bool) {
         self.host().hangs = hangs;
+    }
+
+    /// Every step for this project hangs from now on.
+    pub fn set_stuck(&self, key: Option<Key>) {
+        self.host().stuck = key;
     }
 
     pub fn set_load(&self, load: HostLoad) {
@@ -127,12 +137,21 @@ impl ModelEffects {
 #[async_trait]
 impl Effects for ModelEffects {
     async fn observe(&self, record: &ProjectRecord, _settings: &Settings) -> Result<Observed, EffectError> {
-        Ok(self.host().seen.get(&record.key).cloned().unwrap_or(Observed::NOTHING))
+        let host = self.host();
+        if host.mood == Mood::Blind {
+            let (runtime, why) = ("model", "the model says so".into());
+            return Err(RuntimeError::Unavailable { runtime, why, remedy: "tell it otherwise".into() }.into());
+        }
+        Ok(host.seen.get(&record.key).cloned().unwrap_or(Observed::NOTHING))
     }
 
     async fn perform(&self, step: Step, record: &ProjectRecord, _settings: &Settings) -> Result<Done, EffectError> {
         if let Ok(permit) = self.gate.acquire().await {
             permit.forget();
+        }
+        let stuck = self.host().stuck.as_ref() == Some(&record.key);
+        if stuck {
+            std::future::pending::<()>().await;
         }
         let outcome = self.carry_out(step, record);
         if self.is_fatal(step) {
@@ -152,6 +171,10 @@ impl Effects for ModelEffects {
 
     async fn load(&self) -> HostLoad {
         self.host().load
+    }
+
+    async fn check(&self) -> Result<(), EffectError> {
+        Ok(())
     }
 
     async fn survey(&self) -> Result<Survey, EffectError> {

@@ -20,7 +20,7 @@ use tokio::sync::{broadcast, oneshot};
 use tracing::error;
 
 use super::events::{Event, Journal};
-use super::{OpenError, StoreError};
+use super::{OpenError, StoreError, schema};
 use crate::causes::in_one_line;
 
 /// Writes that may wait. Eight full commits: whoever is let in is answered within nine flushes of the disk, some tens
@@ -162,11 +162,7 @@ pub(super) struct Committer {
 impl Committer {
     /// The connection is of this Kiln's schema; `path` is for messages.
     pub(super) fn new(connection: Connection, path: &Path) -> Result<Self, OpenError> {
-        let journal = Journal::of(&connection).map_err(|source| OpenError::Sqlite {
-            doing: "measure the journal of",
-            path: path.to_owned(),
-            source,
-        })?;
+        let journal = Journal::of(&connection).map_err(schema::at(path, "measure the journal of"))?;
         let (events, _) = broadcast::channel(BROADCAST);
         let watch = Watch { counters: Arc::default(), events };
         Ok(Self { connection, path: path.to_owned(), journal, watch, complaints: Seldom::default() })

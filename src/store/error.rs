@@ -45,6 +45,12 @@ pub enum StoreError {
         #[source]
         source: Arc<rusqlite::Error>,
     },
+    #[error("cannot read the {name} of a row of the database")]
+    Column {
+        name: &'static str,
+        #[source]
+        source: Arc<rusqlite::Error>,
+    },
     /// Only somebody else's hand can have written this.
     #[error("the database holds {found:?} as {column}, which Kiln never writes: restore it from a copy")]
     Nonsense { column: &'static str, found: String },

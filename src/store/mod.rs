@@ -5,22 +5,26 @@
 //! Readers have connections of their own and never wait for the writer.
 //!
 //! Promises: a write is acknowledged only after its commit; writes are applied in the order of their submission; each is
-//! atomic, and one that fails does not harm the others in its commit. A file from a newer Kiln, a damaged one, or one
-//! that another kilnd holds is refused at opening with an error that says so.
+//! atomic, and one that fails does not harm the others in its commit. A file from a newer Kiln, another program's, or one
+//! that another kilnd holds is refused at opening with an error that says so; a damaged one, too, or it is kept beside a
+//! new one, as the caller asks. A damaged row spoils nothing but itself.
 //!
-//! What a warm `/route` costs: one row in `leases`, `projects` and `events` each, about five pages appended to a log whose
-//! blocks are allocated already, and one `fdatasync` of it. Moving pages from the log to the database happens between
-//! commits (`writer`).
+//! What a warm `/route` costs: one row in `leases`, `projects` and `events` each, five pages on average, appended to a log
+//! whose blocks are allocated already, and one `fdatasync` of it. Moving pages from the log to the database happens
+//! between commits (`writer`).
 //!
 //! | file | what is in it |
 //! |---|---|
 //! | `lock` | one kilnd per database |
 //! | `schema` | from a path to a database that can be trusted; migrations |
-//! | `writer` | the writing thread: queue, group commit, checkpoints |
+//! | `aside` | how a damaged database makes way for a new one |
+//! | `commit` | the group commit |
+//! | `writer` | the writing thread: queue and checkpoints |
 //! | `writes` | each write as SQL |
 //! | `readers` | connections that only read |
 //! | `rows` | from rows to the domain's types |
-//! | `events` | the journal |
+//! | `events` | the journal, and how much of it is kept |
+//! | `memory` | the same without a file and a thread, for simulations |
 //!
 //! What must not be here: rules about leases and phases (kiln-domain), secrets in clear.
 
@@ -59,7 +63,7 @@ pub use writes::Created;
 use crate::causes::in_one_line;
 
 /// The open database. Clones are the same one; when the last is dropped, what was submitted is written (the drop waits
-/// for that), the file is closed and the lock given back.
+/// for that), the file is closed and the lock given back. Over a [`MemoryDisk`], nothing is written but by that.
 #[derive(Clone)]
 pub struct Store {
     engine: Arc<Engine>,

@@ -61,13 +61,11 @@ pub(super) fn open_writer(path: &Path, migrations: &[&str]) -> Result<Connection
         )
         .map_err(sqlite("set up"))?;
     migrate(&mut connection, path, found, migrations)?;
-    // Not before: a row that belongs to nothing is told by whoever reads it, and must not keep kilnd from starting.
-    connection.execute_batch("PRAGMA foreign_keys = ON").map_err(sqlite("set up"))?;
+    set_up(&connection, path)?;
     // A full disk must not keep kilnd from starting: it has builds to look after.
     if let Err(error) = allocate_wal(path) {
         warn!(%error, path = %path.display(), "could not allocate the database's log in advance; writes take longer");
     }
-    connection.set_prepared_statement_cache_capacity(STATEMENTS);
     Ok(connection)
 }
 
@@ -76,9 +74,16 @@ pub(super) fn open_in_memory() -> Result<Connection, OpenError> {
     let path = Path::new(":memory:");
     let mut connection = Connection::open_in_memory().map_err(at(path, "open"))?;
     migrate(&mut connection, path, 0, MIGRATIONS)?;
+    set_up(&connection, path)?;
+    Ok(connection)
+}
+
+/// What a connection that writes needs once the schema is there. Foreign keys not before: a row that belongs to nothing
+/// is told of by whoever reads it, and must not keep kilnd from starting.
+pub(super) fn set_up(connection: &Connection, path: &Path) -> Result<(), OpenError> {
     connection.execute_batch("PRAGMA foreign_keys = ON").map_err(at(path, "set up"))?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    Ok(connection)
+    Ok(())
 }
 
 /// For readers: `query_only` by its open mode. The writer must be open already.
@@ -203,7 +208,7 @@ fn allocate_wal(path: &Path) -> std::io::Result<()> {
 }
 
 /// A damaged file may show itself in any statement.
-fn at(path: &Path, doing: &'static str) -> impl Fn(rusqlite::Error) -> OpenError {
+pub(super) fn at(path: &Path, doing: &'static str) -> impl Fn(rusqlite::Error) -> OpenError {
     let path = path.to_owned();
     move |source| match source.sqlite_error_code() {
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {

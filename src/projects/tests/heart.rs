@@ -86,7 +86,7 @@ async fn a_renewed_lease_outlives_its_grace_and_not_its_end() {
     let bench = Bench::with_policy(ModelEffects::default(), Policy { lease, ..with_window(Duration::ZERO) });
     let build = bench.route().await;
     let began = tokio::time::Instant::now();
-    while began.elapsed() < end - Duration::from_millis(250) {
+    while began.elapsed() < Duration::from_millis(650) {
         let (lease, until) = bench.projects.renew(&token(&build)).await.expect("renewed");
         assert!(until <= lease.expires && lease.renewed >= lease.created);
         assert_eq!(bench.phase().await, "warm");
@@ -378,4 +378,84 @@ async fn l2_a_removal_that_failed_half_way_goes_on_after_a_restart() {
     bench.effects.set_mood(Mood::Obedient);
     let bench = bench.restart().await;
     bench.until("it is gone", async |b| b.phase().await == "none").await;
+}
+
+// === What the host does to us
+
+#[tokio::test]
+async fn l24_a_host_operation_that_hangs_is_cut_and_no_other_project_notices() {
+    let deadlines = StepDeadlines { create_volume: Duration::from_millis(200), ..StepDeadlines::default() };
+    let bench = Bench::with_config(ModelEffects::default(), ProjectsConfig { deadlines, ..config(policy()) });
+    bench.effects.set_stuck(Some(key()));
+    let stuck = tokio::spawn({
+        let projects = bench.projects.clone();
+        async move { projects.route(spec(), RouteOptions::default()).await.map(deliver) }
+    });
+    for number in 0..20 {
+        let other = bench.projects.route(spec_of(number), RouteOptions::default()).await.map(deliver);
+        assert!(other.expect("routed").ready);
+    }
+    let error = stuck.await.expect("joined").expect_err("cut");
+    let told = matches!(&error, RouteError::Failed { timed_out: true, text, .. } if text.contains("create volume"));
+    assert!(told, "{error:?}");
+    assert_eq!(bench.phase().await, "failed", "it is marked");
+    bench.effects.set_stuck(None);
+    assert!(bench.route().await.ready);
+}
+
+#[tokio::test]
+async fn f18_l22_a_look_that_fails_is_not_an_absence() {
+    let bench = Bench::new(ModelEffects::default());
+    bench.idle_after_a_build().await;
+    bench.until("its worker has gone", async |b| b.projects.workers() == 0).await;
+    let steps = bench.steps();
+    bench.effects.set_mood(Mood::Blind);
+    let refused = bench.try_route().await;
+    assert!(matches!(&refused, Err(RouteError::Failed { retryable: true, .. })), "{refused:?}");
+    assert_eq!(bench.steps(), steps, "nothing was made or undone in the dark");
+    bench.effects.set_mood(Mood::Obedient);
+    assert_eq!((bench.route().await.generation, bench.count(Step::CreateVolume)), (2, 1));
+}
+
+#[tokio::test]
+async fn f25_what_fails_quietly_is_in_the_journal_and_in_the_metrics() {
+    let bench = Bench::new(ModelEffects::default());
+    bench.effects.set_mood(Mood::Failing(Step::WriteFiles));
+    bench.try_route().await.expect_err("failed");
+    let events = bench.projects.store().events_of(&key(), 10).await.expect("read");
+    assert!(
+        events.iter().any(|event| event.kind == "failed" && event.text.contains("write certificates")),
+        "{events:?}"
+    );
+    let metrics = bench.projects.metrics().text(crate::metrics::Format::Prometheus).expect("rendered");
+    assert!(metrics.contains("kiln_step_failures_total{step=\"write_files\"} 1"), "{metrics}");
+    assert!(metrics.contains("kiln_projects{phase=\"failed\"} 1"), "{metrics}");
+}
+
+#[tokio::test]
+async fn c13_a_prewarm_calls_a_drain_off() {
+    let bench = Bench::new(ModelEffects::gated());
+    bench.effects.gate.add_permits(5);
+    let build = bench.route().await;
+    assert!(bench.complete(&build).await);
+    let stopping = tokio::spawn({
+        let projects = bench.projects.clone();
+        async move { projects.stop(&key(), false).await }
+    });
+    bench.until("it drains", async |b| b.phase().await == "draining").await;
+    bench.projects.prewarm(spec(), false).await.expect("accepted");
+    bench.effects.gate.add_permits(100);
+    assert!(stopping.await.expect("joined").is_err());
+    bench.until("it stays up", async |b| b.phase().await == "warm").await;
+    assert_eq!(bench.count(Step::StopInstance(Stop::Graceful)), 0);
+}
+
+#[tokio::test]
+async fn f15_a_release_needs_the_token_and_nothing_else() {
+    let bench = Bench::new(ModelEffects::default());
+    let (first, other) = (bench.route().await, bench.route().await);
+    let elsewhere = Key::of(&spec_of(1));
+    bench.projects.route(spec_of(1), RouteOptions::default()).await.map(deliver).expect("routed");
+    assert!(!bench.projects.complete(&elsewhere, &token(&first)).await.expect("asked"), "not at another project");
+    assert!(bench.complete(&first).await && bench.complete(&other).await);
 }

@@ -101,12 +101,31 @@ async fn a_queue_is_full_where_the_writing_threads_is() {
     assert_eq!(store.latest_event_id().await.expect("reads"), 2048);
 }
 
+#[tokio::test(start_paused = true)]
+async fn one_past_has_many_futures() {
+    let (store, disk) = open();
+    drop(store.create_project(&spec(1), POOL, NOW));
+    disk.commit_now();
+    let past = disk.crash().expect("lived");
+    for number in 1..=2 {
+        let (store, disk) = past.copy().expect("copies").open().expect("opens");
+        drop(add_lease(&store, 1, &lease(number), None));
+        let of_nothing = add_lease(&store, 2, &lease(9), None);
+        disk.commit_now();
+        assert!(matches!(of_nothing.await, Err(StoreError::UnknownProject { .. })));
+        assert_eq!(store.leases(&key(1)).await.expect("reads"), [lease(number)]);
+    }
+    let (store, _) = past.open().expect("opens");
+    assert_eq!(store.leases(&key(1)).await.expect("reads"), []);
+}
+
 /// A figure and not a test of one: shown by `--nocapture`.
 #[tokio::test(start_paused = true)]
 async fn a_thousand_short_lives() {
+    let beginning = open().1.crash().expect("lived");
     let started = Instant::now();
     for _ in 0..1000 {
-        let (store, disk) = open();
+        let (store, disk) = beginning.copy().expect("copies").open().expect("opens");
         drop(store.create_project(&spec(1), POOL, NOW));
         disk.commit_now();
         let (store, disk) = disk.crash().expect("lived").open().expect("opens");

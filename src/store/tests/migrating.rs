@@ -31,6 +31,7 @@ fn project_of_version_1(number: usize, columns: &str) -> String {
     )
 }
 
+/// F6: a migration fails towards busy.
 #[tokio::test]
 async fn nothing_of_the_first_version_is_lost_and_running_builds_stay_running() {
     let place = Place::new();
