@@ -59,7 +59,7 @@ impl Heart for Projects {
     async fn renew(&self, token: &LeaseToken) -> Result<LeaseView, RenewError> {
         use projects::RenewError as Renew;
         match Projects::renew(self, token).await {
-            Ok((lease, _)) => Ok(self.lease_view(&lease)),
+            Ok(lease) => Ok(self.lease_view(&lease)),
             Err(Renew::Unknown) => Err(RenewError::Unknown),
             Err(Renew::Ended) => Err(RenewError::Ended),
             Err(Renew::Store(error)) if error.is_retryable() => {

@@ -6,6 +6,7 @@
 //! only by an explicit verb. A database that was lost is filled again from the marks of volumes and instances.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kiln_domain::project::ProjectRecord;
@@ -13,6 +14,7 @@ use kiln_domain::{Arch, BuildSpec, Key, Phase, Settings};
 use kiln_wire::{Orphan, OrphanKind};
 use thiserror::Error;
 use tokio::sync::broadcast;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -49,7 +51,8 @@ impl Projects {
         // Before the first look, so that nothing that happens after it goes unheard.
         let events = self.shared.effects.events();
         if self.shared.store.needs_rebuild().await? {
-            self.rebuild_or_say_why().await;
+            // Nobody is answered before this returns.
+            self.try_to_rebuild().await;
         }
         let TakenUp { projects, leases, damaged } = self.shared.store.take_up().await?;
         for row in damaged {
@@ -82,8 +85,10 @@ impl Projects {
                 Err(broadcast::error::RecvError::Closed) => return,
             };
             for WorkerHandle { mailbox, .. } in workers {
-                // A worker that has gone has nothing running.
-                let _ = mailbox.send(Message::InstanceChanged).await;
+                // A worker that has gone has nothing running; one that has much to do keeps nobody else's news waiting.
+                if let Err(TrySendError::Full(message)) = mailbox.try_send(Message::InstanceChanged) {
+                    tokio::spawn(async move { mailbox.send(message).await });
+                }
             }
         }
     }
@@ -96,6 +101,11 @@ impl Projects {
     /// Once the host answers: daemons that run get a worker, and orphans are told of.
     async fn survey_until_done(&self) {
         loop {
+            if self.shared.rebuilding.load(Ordering::Acquire) {
+                tokio::time::sleep(SURVEY_AGAIN).await;
+                self.try_to_rebuild().await;
+                continue;
+            }
             match self.look_around().await {
                 Ok(orphans) => {
                     for Orphan { kind, name, why, .. } in orphans {
@@ -191,12 +201,16 @@ impl Projects {
         Ok(())
     }
 
-    async fn rebuild_or_say_why(&self) {
+    /// Until it succeeds, nobody gets a new project: it could be one that the host has.
+    async fn try_to_rebuild(&self) {
         match self.rebuild().await {
-            Ok(count) => tracing::warn!(count, "the database was empty and was filled from what is on the host"),
+            Ok(count) => {
+                tracing::warn!(count, "the database was empty and was filled from what is on the host");
+                self.shared.rebuilding.store(false, Ordering::Release);
+            }
             Err(error) => {
-                tracing::error!(%error, "the database is empty and the host could not be looked through: start kilnd again \
-                    when it can, or adopt what `kiln orphans` lists");
+                tracing::error!(%error, "the database is empty and the host cannot be looked through; trying again");
+                self.shared.rebuilding.store(true, Ordering::Release);
             }
         }
     }
@@ -217,8 +231,14 @@ impl Projects {
                 Ok(record) => {
                     let text = "the project was found on the host, and put back into the database";
                     let event = NewEvent::new(self.shared.clock.now(), Some(key), "rebuilt", text);
-                    self.shared.store.adopt_project(record, self.shared.addresses, Some(event)).await?;
-                    known.insert(key.clone());
+                    match self.shared.store.adopt_project(record, self.shared.addresses, Some(event)).await {
+                        Ok(_) => drop(known.insert(key.clone())),
+                        Err(error) if error.is_retryable() => return Err(error.into()),
+                        Err(error) => {
+                            tracing::error!(%key, %error, "a project of the host cannot be put back; `kiln orphans` lists it");
+                            self.note("orphan", format!("{key} could not be put back into the database: {error}"));
+                        }
+                    }
                 }
                 Err(why) => tracing::warn!(%key, "an object on the host tells of no project: {why}"),
             }
