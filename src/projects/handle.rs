@@ -261,7 +261,8 @@ impl Projects {
         self.stay(&worker, routed, patience).await
     }
 
-    /// Waits with a lease in hand. Only the wait can fail then, and it says so; the lease stays with its client.
+    /// Waits with a lease in hand. What may pass is told as where the daemon stands, and the lease stays with its client;
+    /// what somebody has to mend first is an error, or its client would poll until its patience is over.
     async fn stay(&self, worker: &WorkerHandle, mut routed: Routed, patience: Duration) -> Result<Routed, RouteError> {
         if matches!(routed.standing, Standing::Ready(_)) {
             return Ok(routed);
@@ -271,6 +272,7 @@ impl Projects {
         if worker.mailbox.send(Message::Await { reply }).await.is_ok() {
             match self.wait(worker, patience.min(self.config.route_wait), answer).await {
                 Ok(Some(Ok(warm))) => routed.standing = Standing::Ready(Ready { generation: warm.generation }),
+                Ok(Some(Err(refusal))) if refusal.kind == RefusalKind::Broken => return Err(refusal.into()),
                 // One that knows its lease comes back; what went wrong is where the daemon stands.
                 Ok(Some(Err(_)) | None) | Err(_) => routed.standing = worker.standing(),
             }
