@@ -140,17 +140,15 @@ impl Heart for Projects {
     }
 
     async fn readiness(&self) -> Readiness {
-        let late = || format!("no answer within {} s", READY_PATIENCE.as_secs());
         let store = tokio::time::timeout(READY_PATIENCE, self.store().ping()).await;
         let store = match store {
             Ok(Ok(())) => Check::well("store"),
             Ok(Err(error)) => Check::ill("store", in_one_line(&error)),
-            Err(_) => Check::ill("store", late()),
+            Err(_) => Check::ill("store", format!("no answer within {} s", READY_PATIENCE.as_secs())),
         };
-        let host = match tokio::time::timeout(READY_PATIENCE, self.orphans()).await {
-            Ok(Ok(_)) => Check::well("host"),
-            Ok(Err(error)) => Check::ill("host", in_one_line(&error)),
-            Err(_) => Check::ill("host", late()),
+        let host = match self.check_host(READY_PATIENCE).await {
+            Ok(()) => Check::well("host"),
+            Err(error) => Check::ill("host", in_one_line(&error)),
         };
         Readiness::of(vec![store, host])
     }

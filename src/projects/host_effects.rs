@@ -185,6 +185,8 @@ impl HostEffects {
     }
 
     async fn write_files(&self, record: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
+        // What the generated garbage collection keeps below must be what the volume enforces.
+        self.parts.volumes.resize(&record.key, settings.volume_bytes).await?;
         let spec = self.spec_on_host(record, settings).await?;
         let toml = self.toml(record, settings, spec.volume)?;
         let (key, names, now) = (record.key.clone(), self.names(record), self.parts.clock.now());
@@ -399,6 +401,12 @@ impl Effects for HostEffects {
             storage,
             ..HostLoad::default()
         }
+    }
+
+    async fn check(&self) -> Result<(), EffectError> {
+        self.parts.runtime.found().await?;
+        self.parts.volumes.fullness().await?;
+        Ok(())
     }
 
     async fn survey(&self) -> Result<Survey, EffectError> {
