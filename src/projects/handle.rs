@@ -268,7 +268,9 @@ impl Projects {
         self.stay(&worker, routed, patience).await
     }
 
-    /// Waits with a lease in hand. A wait that is over says where the daemon stands.
+    /// Waits with a lease in hand. What may pass is told as where the daemon stands, and the lease stays with its client;
+    /// what somebody has to mend first is an error, or its client would poll until its patience is over. A lease that was
+    /// made for this answer goes with it, one from before stays.
     async fn stay(&self, worker: &WorkerHandle, mut routed: Routed, patience: Duration) -> Result<Routed, RouteError> {
         if matches!(routed.standing, Standing::Ready(_)) {
             return Ok(routed);
@@ -278,10 +280,11 @@ impl Projects {
         if worker.mailbox.send(Message::Await { reply }).await.is_ok() {
             match self.wait(worker, patience.min(self.config.route_wait), answer).await {
                 Ok(Some(Ok(warm))) => routed.standing = Standing::Ready(Ready { generation: warm.generation }),
-                // It is told so; a lease that was made for this answer goes with it, one from before stays.
-                Ok(Some(Err(refusal))) => return Err(refusal.into()),
-                // One that knows its lease comes back.
-                Ok(None) | Err(_) => routed.standing = worker.standing(),
+                Ok(Some(Err(refusal))) if matches!(refusal.kind, RefusalKind::Broken | RefusalKind::NotAdmitted) => {
+                    return Err(refusal.into());
+                }
+                // One that knows its lease comes back; what went wrong is where the daemon stands.
+                Ok(Some(Err(_)) | None) | Err(_) => routed.standing = worker.standing(),
             }
         }
         Ok(routed)

@@ -63,6 +63,15 @@ async fn f40_a_route_that_does_not_wait_answers_with_a_lease_and_is_finished_by_
 }
 
 #[tokio::test]
+async fn what_somebody_has_to_mend_is_told_at_once_however_short_the_polls() {
+    let bench = Bench::new(ModelEffects::default());
+    bench.effects.set_mood(Mood::Failing(Step::StartInstance));
+    let broken = bench.projects.route(spec(), short_wait(Duration::from_secs(10))).await.map(deliver);
+    assert!(matches!(&broken, Err(RouteError::Failed { retryable: false, .. })), "{broken:?}");
+    bench.until("its lease is released: nobody knows it", async |b| b.leases().await == 0).await;
+}
+
+#[tokio::test]
 async fn f2_a_lease_made_ahead_whose_answer_is_lost_is_released() {
     let bench = Bench::new(ModelEffects::gated());
     let routed = bench.projects.route(spec(), short_wait(Duration::ZERO)).await.expect("leased");
