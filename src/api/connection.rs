@@ -224,3 +224,50 @@ impl HttpBody for Handing {
         self.body.size_hint()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use kiln_wire::RouteResponse;
+    use tokio::io::DuplexStream;
+
+    use super::*;
+    use crate::api::heart::Routed;
+    use crate::metrics::Metrics;
+
+    struct Lease(Arc<AtomicBool>);
+
+    impl Routed for Lease {
+        fn response(&self) -> RouteResponse {
+            unreachable!("nobody asks")
+        }
+
+        fn delivered(self: Box<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether an answer counts as delivered of which so many frames were taken before its body was dropped and the
+    /// connection flushed.
+    async fn delivered(frames: usize) -> bool {
+        let delivered = Arc::new(AtomicBool::new(false));
+        let (outbox, stage) = (Arc::new(Outbox::default()), Arc::new(watch::channel(Stage::Idle).0));
+        let lease = Delivery::of(Box::new(Lease(delivered.clone())), Arc::new(Metrics::new())).take();
+        let body = UnsyncBoxBody::new(Body::from("an answer"));
+        let mut handing = Handing { body, lease, outbox: outbox.clone(), _busy: Busy::begin(stage) };
+        for _ in 0..frames {
+            std::future::poll_fn(|cx| Pin::new(&mut handing).poll_frame(cx)).await.expect("a frame").expect("is well");
+        }
+        drop(handing);
+        let (peer, _other): (DuplexStream, _) = tokio::io::duplex(1);
+        outbox.flushed(&peer);
+        delivered.load(Ordering::SeqCst)
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_delivered_as_a_whole_or_not() {
+        assert!(!delivered(0).await, "its body was never taken");
+        assert!(delivered(1).await);
+    }
+}

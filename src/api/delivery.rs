@@ -161,3 +161,47 @@ impl Drop for Outbox {
         self.heard(Ok(()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("listens");
+        let address = listener.local_addr().expect("an address");
+        let (client, server) = tokio::join!(TcpStream::connect(address), listener.accept());
+        (client.expect("connects"), server.expect("accepts").0)
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_closed_before_the_last_byte_shows_as_a_reset() {
+        let (client, mut server) = pair().await;
+        drop(client);
+        // Its end has arrived, and says nothing yet: it might only have stopped sending.
+        server.readable().await.expect("hears its end");
+        assert!(!server.has_reset());
+        server.write_all(b"an answer").await.expect("the kernel takes it");
+        let answered = async {
+            while !server.has_reset() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), answered).await.expect("the other kernel says so");
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_is_there_shows_as_none() {
+        let (mut client, mut server) = pair().await;
+        server.write_all(b"an answer").await.expect("the kernel takes it");
+        assert!(!server.has_reset());
+        client.shutdown().await.expect("stops sending");
+        server.readable().await.expect("hears its end");
+        server.write_all(b"the rest").await.expect("the kernel takes it");
+        assert!(!server.has_reset(), "it still reads");
+    }
+}

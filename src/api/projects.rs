@@ -84,7 +84,7 @@ impl Heart for Projects {
     }
 
     async fn set(&self, key: &Key, change: SettingsChange) -> Result<ProjectView, VerbError> {
-        Projects::set(self, key, move |own| apply(change, own)).await?;
+        Projects::set(self, key, move |own| apply(&change, own)).await?;
         let view = Projects::show(self, key).await.map_err(projects::VerbError::from)?;
         view.ok_or_else(|| VerbError::NoProject(key.clone()))
     }
@@ -140,28 +140,26 @@ impl Heart for Projects {
     }
 
     async fn readiness(&self) -> Readiness {
-        let late = || format!("no answer within {} s", READY_PATIENCE.as_secs());
         let store = tokio::time::timeout(READY_PATIENCE, self.store().ping()).await;
         let store = match store {
             Ok(Ok(())) => Check::well("store"),
             Ok(Err(error)) => Check::ill("store", in_one_line(&error)),
-            Err(_) => Check::ill("store", late()),
+            Err(_) => Check::ill("store", format!("no answer within {} s", READY_PATIENCE.as_secs())),
         };
-        let host = match tokio::time::timeout(READY_PATIENCE, self.orphans()).await {
-            Ok(Ok(_)) => Check::well("host"),
-            Ok(Err(error)) => Check::ill("host", in_one_line(&error)),
-            Err(_) => Check::ill("host", late()),
+        let host = match self.check_host(READY_PATIENCE).await {
+            Ok(()) => Check::well("host"),
+            Err(error) => Check::ill("host", in_one_line(&error)),
         };
         Readiness::of(vec![store, host])
     }
 }
 
-fn apply(change: SettingsChange, own: &mut Settings) {
+fn apply(change: &SettingsChange, own: &mut Settings) {
     let tier = |tier| match tier {
         Tier::Warm => kiln_domain::Tier::Warm,
         Tier::Hot => kiln_domain::Tier::Hot,
     };
-    let SettingsChange { tier: wanted, idle_window, volume_bytes, memory_bytes, cpus, processes } = change;
+    let SettingsChange { tier: wanted, idle_window, volume_bytes, memory_bytes, cpus, processes } = *change;
     match wanted {
         Change::Keep => {}
         Change::Reset => own.tier = None,

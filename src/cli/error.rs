@@ -20,7 +20,7 @@ pub(super) enum CliError {
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error(transparent)]
-    Bench(#[from] crate::bench::BenchError),
+    Bench(Box<crate::bench::BenchError>),
     #[error(transparent)]
     Identity(#[from] IdentityError),
     #[error(transparent)]
@@ -62,6 +62,12 @@ pub(super) enum CliError {
     Image(#[from] crate::image::ImageError),
     #[error("neither XDG_CACHE_HOME nor HOME is set: say with --cache where to keep the packages")]
     NoHome,
+}
+
+impl From<crate::bench::BenchError> for CliError {
+    fn from(error: crate::bench::BenchError) -> Self {
+        Self::Bench(Box::new(error))
+    }
 }
 
 impl CliError {

@@ -87,7 +87,7 @@ fn painted(cell: &str) -> String {
     let code = match cell {
         "warm" => "32",
         "failed" => "31",
-        "provisioning" | "starting" | "draining" => "33",
+        "provisioning" | "starting" | "draining" | "rolling" | "removing" => "33",
         _ => return cell.to_owned(),
     };
     format!("\x1b[{code}m{cell}\x1b[0m")

@@ -15,7 +15,7 @@ mod assemble;
 mod logging;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,7 +127,7 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
     let settings =
         api::Settings { route_wait: config.api.route_wait, nameless_release: config.compatibility.nameless_complete };
     let metrics = projects.metrics();
-    read_the_host(&metrics, config.volumes_path());
+    read_the_host(&metrics, &config.volumes_path());
     let api = Api::new(Arc::new(projects), store, metrics, settings);
     let mut api = tokio::spawn(api::serve(doors, api, shutdown.clone()));
     tracing::info!(api = %tcp, socket = %config.socket().display(), gateway = %config.gateway.listen,
@@ -154,14 +154,14 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
 }
 
 /// What of the host is read when somebody looks at the metrics.
-fn read_the_host(metrics: &Metrics, volumes: PathBuf) {
+fn read_the_host(metrics: &Metrics, volumes: &Path) {
     let stalls = |pick: fn(MemoryStalls) -> u32| {
         move || PressureFiles::default().read().ok()?.stalls.map(|stalls| f64::from(pick(stalls)) / 10_000.0)
     };
     metrics.read_level(Level::MemoryPressureSome, stalls(|stalls| stalls.some));
     metrics.read_level(Level::MemoryPressureFull, stalls(|stalls| stalls.full));
     let of_volumes = |pick: fn(rustix::fs::StatVfs) -> (u64, u64)| {
-        let volumes = volumes.clone();
+        let volumes = volumes.to_owned();
         move || {
             let (left, total) = pick(rustix::fs::statvfs(&volumes).ok()?);
             (total > 0).then(|| 1.0 - left as f64 / total as f64)

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddrV4;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kiln_domain::explain::Explanation;
 use kiln_domain::plan::{Stop, StopWish};
@@ -14,6 +15,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use super::admission::QueueFigures;
+use super::effects::EffectError;
 use super::handle::{Projects, TRIES};
 use super::messages::{Message, SetRefusal, StopRefusal};
 use super::registry::WorkerHandle;
@@ -35,7 +37,7 @@ pub enum VerbError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("gave up after {} s waiting for {key}", .after.as_secs())]
-    TimedOut { key: Key, after: std::time::Duration },
+    TimedOut { key: Key, after: Duration },
 }
 
 /// Events of a project that are shown with the answer to "why?".
@@ -116,6 +118,12 @@ impl Projects {
     /// What counts for a project.
     pub fn settings(&self, record: &ProjectRecord) -> Settings {
         self.shared.settings(record)
+    }
+
+    /// Whether the host answers within `patience`.
+    pub async fn check_host(&self, patience: Duration) -> Result<(), EffectError> {
+        let late = EffectError::TimedOut { step: "ask the host whether it is there", after: patience };
+        tokio::time::timeout(patience, self.shared.effects.check()).await.unwrap_or(Err(late))
     }
 
     pub fn metrics(&self) -> Arc<Metrics> {

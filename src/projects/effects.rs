@@ -35,6 +35,9 @@ pub trait Effects: Send + Sync + 'static {
     /// How the host is; what cannot be read is left open. The counts of starts and daemons are not the host's.
     async fn load(&self) -> HostLoad;
 
+    /// Whether the runtime and the volumes' storage answer.
+    async fn check(&self) -> Result<(), EffectError>;
+
     /// Everything on the host that is ours, or stands where ours should stand.
     async fn survey(&self) -> Result<Survey, EffectError>;
 

@@ -201,9 +201,8 @@ impl Projects {
             if worker.mailbox.send(Message::Route { spec: spec.clone(), token: token.hash(), reply }).await.is_err() {
                 continue;
             }
-            match self.wait(&worker, self.config.route_wait, answer).await? {
-                Some(granted) => return self.granted(key, &worker, token, granted?).await,
-                None => continue,
+            if let Some(granted) = self.wait(&worker, self.config.route_wait, answer).await? {
+                return self.granted(key, &worker, token, granted?).await;
             }
         }
         Err(RouteError::Closing)

@@ -17,9 +17,12 @@ use super::effects::{EffectError, Effects, StepDeadlines, Survey};
 use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarget, ProbeError, await_serving};
 use crate::clock::Clock;
 use crate::host::pressure::PressureFiles;
-use crate::host::volumes::{Fullness, TrashName, Trashed, VolumeEngine};
+use crate::host::volumes::{Fullness, TrashName, Trashed, VolumeEngine, VolumeError};
 use crate::host::{Change, InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, StopBound};
 use crate::pki::{DaemonNames, Pki, PkiError};
+
+#[cfg(test)]
+mod tests;
 
 const TOML: &str = "buildkitd.toml";
 
@@ -182,6 +185,8 @@ impl HostEffects {
     }
 
     async fn write_files(&self, record: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
+        // What the generated garbage collection keeps below must be what the volume enforces.
+        self.parts.volumes.resize(&record.key, settings.volume_bytes).await?;
         let spec = self.spec_on_host(record, settings).await?;
         let toml = self.toml(record, settings, spec.volume)?;
         let (key, names, now) = (record.key.clone(), self.names(record), self.parts.clock.now());
@@ -297,11 +302,15 @@ impl HostEffects {
         self.parts.runtime.cpu_time(&spec).await.ok().flatten()
     }
 
+    /// The certificates first: what is planned again after a crash is planned for as long as there is a volume.
     async fn discard(&self, record: &ProjectRecord) -> Result<(), EffectError> {
-        self.parts.volumes.discard(&record.key).await?;
         self.targets.lock().unwrap_or_else(PoisonError::into_inner).remove(&record.key);
         let key = record.key.clone();
-        self.with_pki(move |pki| pki.remove(&key)).await
+        self.with_pki(move |pki| pki.remove(&key)).await?;
+        match self.parts.volumes.discard(&record.key).await {
+            Ok(_) | Err(VolumeError::Missing { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
@@ -392,6 +401,12 @@ impl Effects for HostEffects {
             storage,
             ..HostLoad::default()
         }
+    }
+
+    async fn check(&self) -> Result<(), EffectError> {
+        self.parts.runtime.found().await?;
+        self.parts.volumes.fullness().await?;
+        Ok(())
     }
 
     async fn survey(&self) -> Result<Survey, EffectError> {

@@ -165,9 +165,18 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 
 /// One request that is parked until the daemon answers. Whoever went away has closed its reply.
 pub(super) enum Waiter {
-    Route { token: TokenHash, reply: Reply<Granted> },
-    Await { reply: Reply<Warm> },
-    Connect { reply: Reply<(Warm, Held)> },
+    Route {
+        token: TokenHash,
+        reply: Reply<Granted>,
+    },
+    Await {
+        reply: Reply<Warm>,
+    },
+    Connect {
+        reply: Reply<(Warm, Held)>,
+    },
+    /// A prewarm counts as a request until the daemon answers or fails; it has had its answer.
+    Prewarm,
 }
 
 impl Waiter {
@@ -176,6 +185,7 @@ impl Waiter {
             Self::Route { reply, .. } => reply.is_closed(),
             Self::Await { reply } => reply.is_closed(),
             Self::Connect { reply } => reply.is_closed(),
+            Self::Prewarm => false,
         }
     }
 
@@ -185,6 +195,7 @@ impl Waiter {
             Self::Route { reply, .. } => drop(reply.send(Err(refusal))),
             Self::Await { reply } => drop(reply.send(Err(refusal))),
             Self::Connect { reply } => drop(reply.send(Err(refusal))),
+            Self::Prewarm => {}
         }
     }
 }

@@ -173,6 +173,10 @@ impl Effects for ModelEffects {
         self.host().load
     }
 
+    async fn check(&self) -> Result<(), EffectError> {
+        Ok(())
+    }
+
     async fn survey(&self) -> Result<Survey, EffectError> {
         Ok(Survey::default())
     }

@@ -317,10 +317,10 @@ async fn try_gateway_build(world: &World, repo: &str, seconds: u32) -> io::Resul
 async fn with_the_client(world: Arc<World>, mut chance: Chance) {
     let name = client(CLI);
     let home = world.arguments.home.join("client");
+    // It has its lease for itself, and another one where its answer was cut.
+    world.truth().asked_by_others(CLI);
     while !world.load_ends() {
         world.await_up().await;
-        // It has its lease for itself; and whether it came to release it is not known when kilnd was killed.
-        world.truth().asked(CLI);
         let began = Instant::now();
         let mut command = Command::new(&world.arguments.kiln);
         surroundings(&mut command, &home);

@@ -69,6 +69,11 @@ impl Truth {
         self.of(repo).asked += 1;
     }
 
+    /// Somebody else asks, and asks again when an answer is cut: how many leases there are is not known.
+    pub(crate) fn asked_by_others(&mut self, repo: &str) {
+        self.of(repo).asked = usize::MAX / 2;
+    }
+
     /// It was refused: there is no lease.
     pub(crate) fn refused(&mut self, repo: &str) {
         self.of(repo).settled += 1;

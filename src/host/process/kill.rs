@@ -6,12 +6,13 @@
 //! (a daemon of a build step that detached itself) stays within its container, whose first process is killed.
 //!
 //! When a daemon dies by itself its steps go on, and write into caches that the next daemon gives to other builds. They are
-//! found by what runc notes of each container, before that next daemon starts.
+//! found by what runc notes of each container, before that next daemon starts; the notes and the cgroups, which nobody else
+//! would ever remove, go with them.
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -79,12 +80,16 @@ pub(super) fn send(process: &OwnedFd, signal: Signal) -> io::Result<()> {
 
 /// Where runc keeps the state of containers, for root and without `XDG_RUNTIME_DIR`, as daemons are started.
 const RUNC: &str = "/run/runc";
+const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// What we read of runc's `state.json`.
 #[derive(Debug, Deserialize)]
 struct Container {
     init_process_pid: i32,
     init_process_start: u64,
+    /// By controller; all in one under an empty name where there is one hierarchy only.
+    #[serde(default)]
+    cgroup_paths: HashMap<String, PathBuf>,
     config: ContainerConfig,
 }
 
@@ -93,17 +98,18 @@ struct ContainerConfig {
     rootfs: PathBuf,
 }
 
-/// Kills the build steps that a dead daemon left running on its cache, and waits until they are gone. They are pid 1 of a
-/// pid namespace, so the kernel ends the rest of each with it.
-fn end_leftover_steps(runc: &Path, cache: &Path) -> io::Result<()> {
+/// Kills the build steps that a dead daemon left running on its cache, waits until they are gone, and removes what runc
+/// noted of them. They are pid 1 of a pid namespace, so the kernel ends the rest of each with it.
+fn end_leftover_steps(runc: &Path, cgroups: &Path, cache: &Path) -> io::Result<()> {
     let entries = match std::fs::read_dir(runc) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
-    let mut ended = Vec::new();
+    let (mut ended, mut notes) = (Vec::new(), Vec::new());
     for entry in entries {
+        let note = entry?.path();
         // Other people's containers come and go, and their runc may write otherwise.
-        let Ok(Some(container)) = files::read::<Container>(&entry?.path().join("state.json")) else { continue };
+        let Ok(Some(container)) = files::read::<Container>(&note.join("state.json")) else { continue };
         if !container.config.rootfs.starts_with(cache) {
             continue;
         }
@@ -114,6 +120,7 @@ fn end_leftover_steps(runc: &Path, cache: &Path) -> io::Result<()> {
             send(&handle, Signal::KILL)?;
             ended.push((step.pid, handle));
         }
+        notes.push((note, container.cgroup_paths));
     }
     for (pid, handle) in ended {
         // A pidfd is readable once its process has ended.
@@ -122,13 +129,46 @@ fn end_leftover_steps(runc: &Path, cache: &Path) -> io::Result<()> {
             return Err(io::Error::other(format!("build step {pid} does not end after SIGKILL")));
         }
     }
+    for (note, paths) in notes {
+        // What stays costs a name and nothing else: containers get new names.
+        if let Err(error) = forget_step(&note, cgroups, paths.values()) {
+            tracing::debug!(note = %note.display(), %error, "what is left of a build step stays");
+        }
+    }
     Ok(())
+}
+
+/// Removes the cgroups of a container that has ended, and what runc noted of it.
+fn forget_step<'a>(note: &Path, cgroups: &Path, paths: impl Iterator<Item = &'a PathBuf>) -> io::Result<()> {
+    for path in paths {
+        // Its own ends in its name. What does not is of something that others live in too.
+        let is_own = path.starts_with(cgroups) && path.file_name() == note.file_name();
+        if is_own && !path.components().any(|part| part == Component::ParentDir) {
+            remove_cgroup(path)?;
+        }
+    }
+    std::fs::remove_dir_all(note)
+}
+
+/// The kernel removes a cgroup's files with it, and no cgroup that somebody is in.
+fn remove_cgroup(path: &Path) -> io::Result<()> {
+    let entries = match std::fs::read_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_cgroup(&entry.path())?;
+        }
+    }
+    std::fs::remove_dir(path)
 }
 
 /// Ends and unmounts what a dead daemon left on its cache, unless another daemon is in there. False in that case.
 pub(super) fn unmount_leftovers(cache: &Path) -> io::Result<bool> {
     let Occupancy::Free(_held) = occupancy::keep_daemon_out(cache)? else { return Ok(false) };
-    end_leftover_steps(Path::new(RUNC), cache)?;
+    end_leftover_steps(Path::new(RUNC), Path::new(CGROUPS), cache)?;
     for point in occupancy::mounts_below(cache)? {
         tracing::info!(point = %point.display(), "unmounting what a dead daemon left mounted");
         match unmount(&point, UnmountFlags::NOFOLLOW) {
@@ -149,8 +189,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_steps_of_this_cache_are_ended() {
-        let (runc, cache) = (tempfile::tempdir().expect("a directory"), Path::new("/caches/p1/cache"));
+    fn only_the_steps_of_this_cache_are_ended_and_forgotten() {
+        let (home, cache) = (tempfile::tempdir().expect("a directory"), Path::new("/caches/p1/cache"));
+        let (runc, cgroups) = (home.path().join("runc"), home.path().join("cgroup"));
         let mut sleepers = Vec::new();
         // The last was recorded for another process that had the number before.
         for (id, rootfs, later) in [
@@ -161,22 +202,34 @@ mod tests {
             let child = Command::new("sleep").arg("60").spawn().expect("started");
             let pid = i32::try_from(child.id()).expect("a pid");
             let start = proc::stat(pid).expect("read").expect("there").start + later;
+            let cgroup = cgroups.join("buildkit").join(id);
+            std::fs::create_dir_all(cgroup.join("init")).expect("made");
             let state = serde_json::json!({
                 "id": id, "init_process_pid": pid, "init_process_start": start, "config": {"rootfs": rootfs, "more": 1},
+                "cgroup_paths": {"cpu": cgroup, "memory": cgroups.join("buildkit"), "pids": "/nonexistent/x"},
             });
-            std::fs::create_dir(runc.path().join(id)).expect("made");
-            std::fs::write(runc.path().join(id).join("state.json"), state.to_string()).expect("written");
+            std::fs::create_dir_all(runc.join(id)).expect("made");
+            std::fs::write(runc.join(id).join("state.json"), state.to_string()).expect("written");
             sleepers.push(child);
         }
-        std::fs::create_dir(runc.path().join("damaged")).expect("made");
-        std::fs::write(runc.path().join("damaged/state.json"), "{").expect("written");
-        end_leftover_steps(runc.path(), cache).expect("ended");
+        std::fs::create_dir(runc.join("damaged")).expect("made");
+        std::fs::write(runc.join("damaged/state.json"), "{").expect("written");
+        end_leftover_steps(&runc, &cgroups, cache).expect("ended");
         let ended: Vec<bool> = sleepers.iter_mut().map(|child| child.try_wait().expect("asked").is_some()).collect();
         for mut child in sleepers {
             child.kill().expect("killed");
             child.wait().expect("reaped");
         }
         assert_eq!(ended, [true, false, false]);
-        end_leftover_steps(Path::new("/nonexistent"), cache).expect("no runc, no steps");
+        let left = |directory: &Path| {
+            let entries = std::fs::read_dir(directory).expect("listed");
+            let mut names: Vec<_> = entries.map(|entry| entry.expect("an entry").file_name()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(left(&runc), ["damaged", "other"]);
+        assert_eq!(left(&cgroups.join("buildkit")), ["other"]);
+        assert!(cgroups.join("buildkit/other/init").exists());
+        end_leftover_steps(Path::new("/nonexistent"), &cgroups, cache).expect("no runc, no steps");
     }
 }

@@ -36,6 +36,8 @@ mod instance;
 mod kill;
 mod log;
 mod proc;
+#[cfg(test)]
+mod real_tests;
 mod record;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! The contract with a stand-in for buildkitd, what only processes can suffer, and one life of a real buildkitd.
+//! The contract with a stand-in for buildkitd, and what only processes can suffer.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
@@ -11,20 +11,20 @@ use super::*;
 use crate::host::{Change, Limits, Properties, contract};
 
 /// Ends on SIGTERM, like a drained buildkitd. The child is what a build step is to a real one.
-const STAND_IN: &str = "#!/bin/sh\ntrap 'echo drained; kill -9 $! 2>/dev/null; exit 1' TERM\necho \"up with $*\"\nenv\n\
+pub(super) const STAND_IN: &str = "#!/bin/sh\ntrap 'echo drained; kill -9 $! 2>/dev/null; exit 1' TERM\necho \"up with $*\"\nenv\n\
     sleep 1000 &\nwhile :; do wait $!; done\n";
 /// Never drains, and its step sits in a session of its own.
 const STUBBORN: &str = "#!/bin/sh\ntrap '' TERM\nsetsid sh -c 'trap \"\" TERM; sleep 1000 & echo $! >\"$1\"/step; wait' sh \"$4\" &\n\
     while :; do wait; done\n";
 const STILLBORN: &str = "#!/bin/sh\nfor i in 1 2 3; do echo \"reason $i\" >&2; done\nexit 7\n";
 
-struct Lab {
-    directory: tempfile::TempDir,
-    config: ProcessConfig,
+pub(super) struct Lab {
+    pub(super) directory: tempfile::TempDir,
+    pub(super) config: ProcessConfig,
 }
 
 impl Lab {
-    fn new(script: &str) -> Self {
+    pub(super) fn new(script: &str) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let (source, buildkitd) = (directory.path().join("script"), directory.path().join("buildkitd"));
         std::fs::write(&source, script).expect("written");
@@ -44,7 +44,7 @@ impl Lab {
         ProcessRuntime::make(self.config.clone(), false).await.expect("a runtime")
     }
 
-    fn spec(&self, key: &Key) -> InstanceSpec {
+    pub(super) fn spec(&self, key: &Key) -> InstanceSpec {
         let at = |kind: &str| self.directory.path().join(kind).join(key.as_str());
         for directory in [at("volume"), at("files")] {
             std::fs::create_dir_all(directory).expect("made");
@@ -60,7 +60,7 @@ impl Lab {
         }
     }
 
-    fn run_file(&self, key: &Key) -> RunFile {
+    pub(super) fn run_file(&self, key: &Key) -> RunFile {
         files::read(&self.config.run_dir.join(key.as_str()).join("run.json")).expect("read").expect("there")
     }
 
@@ -80,7 +80,7 @@ impl Lab {
 
 impl Lab {
     /// What was killed may need a moment to go.
-    async fn emptied(&self) {
+    pub(super) async fn emptied(&self) {
         let deadline = tokio::time::Instant::now() + contract::PATIENCE;
         while !self.daemons().is_empty() {
             assert!(tokio::time::Instant::now() < deadline, "still there: {:?}", self.daemons());
@@ -104,7 +104,7 @@ fn is_running(state: &InstanceState) -> bool {
     matches!(state, InstanceState::Running { .. })
 }
 
-async fn words_with(runtime: &ProcessRuntime, spec: &InstanceSpec, wanted: &str) -> String {
+pub(super) async fn words_with(runtime: &ProcessRuntime, spec: &InstanceSpec, wanted: &str) -> String {
     let deadline = tokio::time::Instant::now() + contract::PATIENCE;
     loop {
         let words = runtime.last_words(spec).await;
@@ -116,7 +116,7 @@ async fn words_with(runtime: &ProcessRuntime, spec: &InstanceSpec, wanted: &str)
     }
 }
 
-fn gone(pid: i32) -> bool {
+pub(super) fn gone(pid: i32) -> bool {
     Identity::of(pid, "").expect("readable").is_none()
 }
 
@@ -504,49 +504,4 @@ async fn a_run_directory_has_one_kilnd() {
     assert!(second.as_ref().is_some_and(|e| e.contains("another kilnd uses")), "{second:?}");
     drop(first);
     ProcessRuntime::new(lab.config.clone()).await.expect("it is free again");
-}
-
-#[tokio::test]
-async fn a_real_buildkitd_lives_dies_and_is_adopted() {
-    let Some(buildkitd) = find_buildkitd() else {
-        eprintln!("skipped: no buildkitd in $KILN_TEST_BUILDKITD or on $PATH, or not root");
-        return;
-    };
-    let lab = Lab::new(STAND_IN);
-    let config = ProcessConfig { buildkitd, ..lab.config.clone() };
-    let (runtime, spec) =
-        (ProcessRuntime::make(config.clone(), false).await.expect("a runtime"), lab.spec(&contract::key()));
-    let socket = lab.directory.path().join("socket");
-    let toml = format!("[grpc]\naddress = [\"unix://{}\"]\n[worker.containerd]\nenabled = false\n", socket.display());
-    std::fs::write(spec.files.join("buildkitd.toml"), toml).expect("written");
-    runtime.create(&spec).await.expect("created");
-    let began = std::time::Instant::now();
-    let incarnation = runtime.start(&spec).await.expect("started");
-    let started = began.elapsed();
-    words_with(&runtime, &spec, "running server").await;
-    eprintln!("buildkitd: start returned after {started:?}, serving after {:?}", began.elapsed());
-    assert!(socket.exists() && spec.volume.join("buildkitd.lock").exists(), "it has the volume as its root");
-
-    let adopted = ProcessRuntime::make(config, false).await.expect("a runtime");
-    assert_eq!(adopted.start(&spec).await.expect("running"), incarnation);
-    let began = std::time::Instant::now();
-    adopted.stop(&spec, StopBound::Graceful(contract::PATIENCE)).await.expect("stopped");
-    eprintln!("buildkitd: drained in {:?}", began.elapsed());
-    assert_ne!(runtime.start(&spec).await.expect("started"), incarnation);
-    words_with(&runtime, &spec, "running server").await;
-    runtime.stop(&spec, StopBound::Force).await.expect("killed");
-    lab.emptied().await;
-    assert!(crate::host::occupancy::mounts_below(&spec.volume).expect("listed").is_empty());
-    runtime.destroy(&spec).await.expect("destroyed");
-    assert!(spec.volume.join("buildkitd.lock").exists(), "the cache stays");
-}
-
-fn find_buildkitd() -> Option<PathBuf> {
-    if !rustix::process::geteuid().is_root() {
-        return None;
-    }
-    let named = std::env::var_os("KILN_TEST_BUILDKITD").map(PathBuf::from);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let on_path = std::env::split_paths(&path).map(|directory| directory.join("buildkitd"));
-    named.into_iter().chain(on_path).find(|program| program.is_absolute() && program.is_file())
 }

@@ -117,6 +117,13 @@ impl Medium for Btrfs {
             parse_du(&printed).ok_or_else(|| self.btrfs.failure(&args, &format!("not understood: {printed}")))?;
         Ok(Usage { used, size: None, available: free })
     }
+
+    async fn resize(&self, at: &Path, size: Option<u64>) -> Result<(), Failure> {
+        let Some(quota) = self.quota(at).await? else { return Ok(()) };
+        let floor = quota.referenced.saturating_add(quota.referenced / 10);
+        let limit = size.map_or_else(|| "none".to_owned(), |size| size.max(floor).to_string());
+        self.run(&["qgroup".as_ref(), "limit".as_ref(), "--".as_ref(), limit.as_ref(), at.as_os_str()]).await
+    }
 }
 
 impl Btrfs {

@@ -85,7 +85,12 @@ async fn identity(engine: &dyn VolumeEngine, contents: &dyn Contents) {
     let key = key();
     assert_eq!(engine.get(&key).await.expect("looked"), None);
     assert!(engine.list().await.expect("listed").is_empty());
-    for error in [engine.discard(&key).await.err(), engine.usage(&key).await.err(), engine.snapshot(&key).await.err()] {
+    for error in [
+        engine.discard(&key).await.err(),
+        engine.usage(&key).await.err(),
+        engine.snapshot(&key).await.err(),
+        engine.resize(&key, None).await.err(),
+    ] {
         assert!(matches!(error, Some(VolumeError::Missing { .. })), "{error:?}");
     }
 
@@ -257,6 +262,14 @@ async fn btrfs_enforces_a_size_where_quotas_are_on() {
         Some(8 << 20),
         "a clone has its parent's size"
     );
+    engine.resize(&key(), Some(32 << 20)).await.expect("grown");
+    std::fs::write(volume.path.join("big"), vec![7; 16 << 20]).expect("there is room now");
+    std::fs::File::open(volume.path.join("big")).and_then(|file| file.sync_all()).expect("on the disk");
+    engine.resize(&key(), Some(1 << 20)).await.expect("as far as it goes");
+    let usage = engine.usage(&key()).await.expect("measured");
+    assert!(usage.size.is_some_and(|size| size > 17 << 20) && usage.available > 1 << 20, "not full: {usage:?}");
+    engine.resize(&key(), None).await.expect("without a limit");
+    assert_eq!(engine.usage(&key()).await.expect("measured").size, None);
 }
 
 #[tokio::test]

@@ -93,6 +93,11 @@ impl Medium for Dir {
         let used = used.ok_or_else(|| self.du.failure(&args, &format!("{}{}", printed.stdout, printed.stderr)))?;
         Ok(Usage { used, size: None, available: available(at)? })
     }
+
+    /// Nothing enforces a size here.
+    async fn resize(&self, _at: &Path, _size: Option<u64>) -> Result<(), Failure> {
+        Ok(())
+    }
 }
 
 /// What the file system of `path` has left for us, in bytes.

@@ -198,6 +198,11 @@ impl VolumeEngine for FakeVolumes {
         Ok(Usage { used, size: model.size, available })
     }
 
+    async fn resize(&self, key: &Key, size: Option<u64>) -> Result<(), VolumeError> {
+        self.state().require("resize", key)?.size = size;
+        Ok(())
+    }
+
     async fn snapshot(&self, key: &Key) -> Result<SnapshotName, VolumeError> {
         let mut state = self.state();
         state.need_space("snapshot", key)?;

@@ -150,6 +150,10 @@ pub trait VolumeEngine: Send + Sync + 'static {
 
     async fn usage(&self, key: &Key) -> Result<Usage, VolumeError>;
 
+    /// What it may grow to from now on, where the engine can enforce it; clones made later inherit it. Never below what it
+    /// holds and a tenth of that: a daemon cannot even start on a full one, nor throw anything away.
+    async fn resize(&self, key: &Key, size: Option<u64>) -> Result<(), VolumeError>;
+
     /// Takes a snapshot under the next sequence number, which is never used twice. [`VolumeError::Busy`] from an engine
     /// that cannot copy a volume while a daemon writes to it.
     async fn snapshot(&self, key: &Key) -> Result<SnapshotName, VolumeError>;

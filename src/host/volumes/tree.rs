@@ -54,6 +54,9 @@ pub trait Medium: Send + Sync + 'static {
     async fn remove(&self, at: &Path) -> Result<(), Failure>;
 
     async fn usage(&self, at: &Path) -> Result<Usage, Failure>;
+
+    /// Where it can be enforced; see [`VolumeEngine::resize`].
+    async fn resize(&self, at: &Path, size: Option<u64>) -> Result<(), Failure>;
 }
 
 /// What a copy is for.
@@ -271,6 +274,19 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         const OPERATION: &str = "measure";
         let (volume, _) = self.require(OPERATION, key).await?;
         self.medium.usage(&volume.path).await.map_err(|e| e.during(OPERATION, key))
+    }
+
+    async fn resize(&self, key: &Key, size: Option<u64>) -> Result<(), VolumeError> {
+        const OPERATION: &str = "resize";
+        let _locked = self.locks.lock(key).await;
+        let (volume, mut record) = self.require(OPERATION, key).await?;
+        if record.size == size {
+            return Ok(());
+        }
+        // The volume first: a crash in between means that it is done again.
+        self.medium.resize(&volume.path, size).await.map_err(|e| e.during(OPERATION, key))?;
+        record.size = size;
+        self.write_record(key, record).await.map_err(|e| e.during(OPERATION, key))
     }
 
     async fn snapshot(&self, key: &Key) -> Result<SnapshotName, VolumeError> {

@@ -9,18 +9,17 @@ use crate::metrics::{self, LeaseEnd};
 
 impl Worker {
     pub(super) fn answer_all(&mut self, warm: Warm) {
-        self.prewarming = false;
         for waiter in std::mem::take(&mut self.waiters) {
             match waiter {
                 Waiter::Route { token, reply } => self.grant(Some(warm), token, reply),
                 Waiter::Await { reply } => drop(reply.send(Ok(warm))),
+                Waiter::Prewarm => {}
                 Waiter::Connect { reply } => self.connect(warm, reply),
             }
         }
     }
 
     pub(super) fn refuse_all(&mut self, refusal: &Refusal) {
-        self.prewarming = false;
         for waiter in std::mem::take(&mut self.waiters) {
             waiter.refuse(refusal.clone());
         }
@@ -86,7 +85,9 @@ impl Worker {
             self.leases.iter().filter(|lease| lease.is_expired(now)).map(|lease| lease.token.clone()).collect();
         if !expired.is_empty() {
             self.leases.retain(|lease| !lease.is_expired(now));
-            expired.iter().for_each(|_| self.shared.metrics.lease_ended(LeaseEnd::Expired));
+            for _ in &expired {
+                self.shared.metrics.lease_ended(LeaseEnd::Expired);
+            }
             let text = format!("{} lease(s) reached the maximum build age", expired.len());
             drop(self.shared.store.forget_leases(expired));
             let event = self.event("expired", text);

@@ -106,9 +106,9 @@ impl Worker {
             Outcome::Performed(step, outcome) => (StepLabel::from(*step), outcome.is_err()),
         };
         if failed {
-            metrics.step_failed(step, took)
+            metrics.step_failed(step, took);
         } else {
-            metrics.step_done(step, took)
+            metrics.step_done(step, took);
         }
         if let Outcome::Performed(step, Ok(_)) = outcome
             && let Some(stage) = Stage::of(*step)

@@ -45,7 +45,9 @@ impl Worker {
                 let answer = self.check(&spec).map(|()| self.routable());
                 if answer.is_ok() {
                     self.touch_on_disk();
-                    self.prewarming = true;
+                    if !self.waiters.iter().any(|waiter| matches!(waiter, Waiter::Prewarm)) {
+                        self.waiters.push(Waiter::Prewarm);
+                    }
                 }
                 drop(reply.send(answer));
             }

@@ -61,8 +61,6 @@ pub(super) struct Worker {
     waiters: Vec<Waiter>,
     stoppers: Vec<(StopWish, StopReply)>,
     askers: Vec<oneshot::Sender<Explanation>>,
-    /// A prewarm counts as a request until the daemon answers or fails.
-    prewarming: bool,
     observed: Option<(Observed, Timestamp)>,
     /// Something happened to the instance since the last look began.
     changed_since: bool,
@@ -102,7 +100,6 @@ impl Worker {
             waiters: Vec::new(),
             stoppers: Vec::new(),
             askers: Vec::new(),
-            prewarming: false,
             observed: None,
             changed_since: false,
             setbacks: Setbacks::default(),
@@ -231,14 +228,14 @@ impl Worker {
     }
 
     fn somebody_waits(&self) -> bool {
-        !self.waiters.is_empty() || self.prewarming || !self.stoppers.is_empty()
+        !self.waiters.is_empty() || !self.stoppers.is_empty()
     }
 
     /// When no step is left that would bring them what they wait for.
     fn answer_who_waits(&mut self, reason: &Reason) {
         if let Some(warm) = self.routable() {
             self.answer_all(warm);
-        } else if !self.waiters.is_empty() || self.prewarming {
+        } else if !self.waiters.is_empty() {
             let refusal = match reason {
                 Reason::Refused(why) => {
                     self.shared.metrics.admission_refused((*why).into());
@@ -279,7 +276,7 @@ impl Worker {
 
     fn demand(&self) -> Demand<'_> {
         Demand {
-            waiters: self.waiters.len() + usize::from(self.prewarming),
+            waiters: self.waiters.len(),
             leases: &self.leases,
             connections: self.desk.connections.count(),
             stop: self.stoppers.iter().map(|(wish, _)| *wish).max(),
@@ -478,7 +475,6 @@ impl Worker {
             && self.leases.is_empty()
             && self.desk.connections.count() == 0
             && self.look_again.is_none()
-            && !self.prewarming
             && (self.record.phase.is_quiet() || matches!(self.record.phase, Phase::Failed { .. }))
     }
 }

@@ -595,11 +595,11 @@ fn any_case() -> impl Strategy<Value = Case> {
     let files = prop_oneof![Just(FilesSeen::Current), Just(FilesSeen::Stale)];
     let stop = prop_oneof![Just(None), Just(Some(StopWish::Stop)), Just(Some(StopWish::Remove))];
     let demand = (0..3usize, 0..3usize, stop, proptest::collection::vec(-9000i64..9000, 0..3));
-    let host = (any_instance(), volume, files, any_phase());
-    let memory = (0..4u32, proptest::option::of(0..3u32), 0i64..400, any::<bool>(), any_place());
-    (host, demand, memory, 0i64..9000, (any::<bool>(), any::<bool>(), any::<bool>())).prop_map(
-        |((instance, volume, files, phase), (waiters, connections, stop, leases), memory, now, flags)| {
-            let ((setbacks, builds, silence, works, place), (hot, gave_up, room_wanted)) = (memory, flags);
+    let world = (any_instance(), volume, files, any_phase());
+    let history = (0..4u32, proptest::option::of(0..3u32), 0i64..400, any::<bool>(), any_place());
+    (world, demand, history, 0i64..9000, (any::<bool>(), any::<bool>(), any::<bool>())).prop_map(
+        |((instance, volume, files, phase), (waiters, connections, stop, leases), history, now, flags)| {
+            let ((setbacks, builds, silence, works, place), (hot, gave_up, room_wanted)) = (history, flags);
             let mut case = Case::new(instance);
             (case.observed.volume, case.observed.files, case.record.phase) = (volume, files, phase);
             case.settings.tier = Some(if hot { Tier::Hot } else { Tier::Warm });

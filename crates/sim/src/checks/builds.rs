@@ -1,0 +1,234 @@
+//! K2: nothing takes a daemon away from a running build.
+//!
+//! Protected is a build whose lease is alive by the rules, one whose connection through the gateway is open, and one that
+//! the daemon told of, or would have told of had it been asked. Exceptions: an admin's force; a daemon that is wedged, which
+//! takes evidence; and what nobody does (crash, reboot).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kiln_domain::{Lease, TokenHash};
+
+use super::Check;
+use crate::config::{POLICY, SECOND};
+use crate::history::{Change, Entry, Fact, Incarnation, LeaseId, LeaseRow, Project, Request, Verb};
+
+#[derive(Default)]
+pub(super) struct NoBuildIsCut {
+    leases: BTreeMap<LeaseId, Held>,
+    connections: BTreeMap<u32, Project>,
+    builds: BTreeMap<u32, Build>,
+    daemons: BTreeMap<Incarnation, Known>,
+    /// Forced stops that are under way, and those whose asker hung up.
+    forcing: BTreeMap<Request, Project>,
+    forced: BTreeSet<Project>,
+    stopping: BTreeMap<Incarnation, Stopping>,
+}
+
+struct Held {
+    project: Project,
+    lease: Lease,
+}
+
+struct Build {
+    incarnation: Incarnation,
+    began: u64,
+}
+
+/// What kilnd can know of a daemon. It forgets that when it dies.
+#[derive(Debug, Clone, Default)]
+struct Known {
+    answered: bool,
+    /// Builds that it told of, and when.
+    told: Option<(u64, u32)>,
+    silence: Option<Silence>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Silence {
+    since: u64,
+    probes: u32,
+    cpu: Option<u64>,
+    worked: bool,
+}
+
+/// As it stood when the stop began.
+struct Stopping {
+    at: u64,
+    excused: bool,
+    known: Known,
+}
+
+/// "No builds" is good for the stop that follows at once; and what passes between two entries.
+const TOLD_HOLDS: u64 = 6 * SECOND;
+const PROBES: u32 = 3;
+
+impl Known {
+    fn questioned(&mut self, at: u64, answered: bool, builds: Option<u32>, cpu: Option<u64>) {
+        if answered {
+            self.answered = true;
+            self.silence = None;
+        } else {
+            let silence = self.silence.get_or_insert(Silence { since: at, probes: 0, cpu, worked: false });
+            silence.probes += 1;
+            silence.worked |= match (silence.cpu, cpu) {
+                (Some(before), Some(after)) => after.abs_diff(before) > (at - silence.since) / 50 + 20,
+                _ => true,
+            };
+        }
+        if let Some(builds) = builds {
+            self.told = Some((at, builds));
+        }
+    }
+
+    /// Whether what kilnd heard is enough to call it wedged, by a clock that does not jump.
+    fn is_wedged(&self, now: u64, connected: bool) -> bool {
+        let Some(silence) = self.silence else { return false };
+        let health = POLICY.health;
+        let enough = if connected { health.wedged_after_connected } else { health.wedged_after };
+        let silent = now - silence.since + SECOND;
+        let idle = !silence.worked && silent >= enough.as_millis() as u64;
+        silence.probes >= PROBES && (idle || silent >= health.silent_at_most.as_millis() as u64)
+    }
+}
+
+impl NoBuildIsCut {
+    fn live_lease(&self, entry: &Entry, project: Project) -> Option<LeaseId> {
+        let connected = self.is_connected(project);
+        let alive = |held: &&Held| held.project == project && held.lease.is_alive(entry.wall, connected, &POLICY.lease);
+        self.leases.iter().find(|(_, held)| alive(held)).map(|(id, _)| *id)
+    }
+
+    fn is_connected(&self, project: Project) -> bool {
+        self.connections.values().any(|of| *of == project)
+    }
+
+    fn is_forced(&self, project: Project) -> bool {
+        self.forced.contains(&project) || self.forcing.values().any(|of| *of == project)
+    }
+
+    fn stop_begins(&mut self, entry: &Entry, project: Project, incarnation: Incarnation, force: bool) -> Result<(), String> {
+        let known = self.daemons.get(&incarnation).cloned().unwrap_or_default();
+        let connected = self.is_connected(project);
+        let excused = force && (self.is_forced(project) || known.is_wedged(entry.at, connected));
+        let silence = known.silence;
+        self.stopping.insert(incarnation, Stopping { at: entry.at, excused, known });
+        if excused {
+            return Ok(());
+        }
+        let how = if force { "by force, without evidence" } else { "in peace" };
+        if let Some(lease) = self.live_lease(entry, project) {
+            return Err(format!("{project} is stopped {how} while lease {lease} is alive ({silence:?})"));
+        }
+        if connected {
+            return Err(format!("{project} is stopped {how} while a connection is open ({silence:?})"));
+        }
+        Ok(())
+    }
+
+    fn terminated(&mut self, project: Project, incarnation: Incarnation, force: bool, phase: &str) -> Result<(), String> {
+        let Some(Stopping { at, excused, known }) = self.stopping.get(&incarnation) else {
+            return Err(format!("{project} was stopped, and nobody had begun to"));
+        };
+        // What is being removed is nobody's any more.
+        if *excused || phase == "removing" {
+            return Ok(());
+        }
+        if self.is_connected(project) {
+            return Err(format!("{project} was stopped while a connection is open"));
+        }
+        let of_it = self.builds.iter().filter(|(_, build)| build.incarnation == incarnation);
+        for (id, build) in of_it {
+            match known.told {
+                Some((_, builds)) if builds > 0 => {
+                    return Err(format!("{project} was stopped though it had told of {builds} build(s)"));
+                }
+                Some((told, _)) if build.began < told => {
+                    return Err(format!("{project} was stopped with build {id} in it, which it had been asked for"));
+                }
+                Some((told, _)) if at - told > TOLD_HOLDS => {
+                    return Err(format!(
+                        "{project} was stopped with build {id} in it, on the word it gave {} s before",
+                        (at - told) / 1000
+                    ));
+                }
+                Some(_) => {}
+                // One that never answered cannot have been sent a build.
+                None if !known.answered && !force => {}
+                None => return Err(format!("{project} was stopped with build {id} in it, and was not asked (force: {force})")),
+            }
+        }
+        Ok(())
+    }
+
+    fn kilnd_died(&mut self) {
+        self.connections.clear();
+        self.daemons.clear();
+        self.forcing.clear();
+        self.forced.clear();
+    }
+}
+
+fn lease_of(row: &LeaseRow) -> Lease {
+    let token = TokenHash::from_stored(String::new());
+    Lease { token, created: row.created, renewed: row.renewed, expires: row.expires }
+}
+
+impl Check for NoBuildIsCut {
+    fn name(&self) -> &'static str {
+        "K2"
+    }
+
+    fn see(&mut self, entry: &Entry) -> Result<(), String> {
+        match &entry.fact {
+            Fact::KilndDied => self.kilnd_died(),
+            Fact::DatabaseLost => self.leases.clear(),
+            Fact::ClockJumped { .. } => {
+                for held in self.leases.values_mut() {
+                    // Whatever was over once stays over.
+                    if held.lease.is_expired(entry.wall) {
+                        held.lease.expires = held.lease.created;
+                    }
+                    held.lease.clamp_to(entry.wall, &POLICY.lease);
+                }
+            }
+            Fact::Leased { lease, project, row: Some(row), .. } => {
+                self.leases.insert(*lease, Held { project: *project, lease: lease_of(row) });
+            }
+            Fact::Renewed { lease, change: Change::Done, row: Some(row) } => {
+                if let Some(held) = self.leases.get_mut(lease) {
+                    held.lease.renewed = row.renewed.min(entry.wall);
+                }
+            }
+            Fact::Released { lease, .. } => drop(self.leases.remove(lease)),
+            Fact::Opened { connection, project } => drop(self.connections.insert(*connection, *project)),
+            Fact::Closed { connection, .. } => drop(self.connections.remove(connection)),
+            Fact::BuildBegan { build, incarnation, .. } => {
+                self.builds.insert(*build, Build { incarnation: *incarnation, began: entry.at });
+            }
+            Fact::BuildEnded { build, .. } => drop(self.builds.remove(build)),
+            Fact::Questioned { incarnation, answered, builds, cpu, .. } => {
+                self.daemons.entry(*incarnation).or_default().questioned(entry.at, *answered, *builds, *cpu);
+            }
+            Fact::Asked { request, verb: Verb::Force, project } => drop(self.forcing.insert(*request, *project)),
+            Fact::HungUp { request } => {
+                if let Some(project) = self.forcing.remove(request) {
+                    self.forced.insert(project);
+                }
+            }
+            Fact::Ended { request, .. } => drop(self.forcing.remove(request)),
+            Fact::StopBegan { project, incarnation, force, .. } => {
+                return self.stop_begins(entry, *project, *incarnation, *force);
+            }
+            Fact::Terminated { project, incarnation, force, phase } => {
+                return self.terminated(*project, *incarnation, *force, phase);
+            }
+            Fact::Gone { project, incarnation, .. } => {
+                self.daemons.remove(incarnation);
+                self.stopping.remove(incarnation);
+                self.forced.remove(project);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+//! K4: what an answer promised is true for every kilnd that follows.
+
+use std::collections::BTreeMap;
+
+use kiln_domain::Timestamp;
+
+use super::Check;
+use crate::config::POLICY;
+use crate::history::{Change, Entry, Fact, LeaseId, LeaseRow, Project, Verb};
+
+#[derive(Default)]
+pub(super) struct AnAnswerIsAPromise {
+    leases: BTreeMap<LeaseId, Promise>,
+    jumps_back: u32,
+}
+
+struct Promise {
+    row: LeaseRow,
+    /// When it is over, at the earliest.
+    ends: Timestamp,
+    /// It may be gone: it was over for a moment, or its project was to be removed.
+    unsure: bool,
+    release: Option<Change>,
+    renewal: Option<(Timestamp, u32)>,
+}
+
+impl Promise {
+    /// Whether it must be there.
+    fn holds(&self, now: Timestamp) -> bool {
+        !self.unsure && self.release.is_none() && now < self.ends
+    }
+}
+
+impl AnAnswerIsAPromise {
+    fn leased(&mut self, entry: &Entry, lease: LeaseId, project: Project, row: Option<LeaseRow>) -> Result<(), String> {
+        let known = self.leases.get(&lease);
+        let Some(row) = row else {
+            let may = known.is_some_and(|promise| !promise.holds(entry.wall));
+            return if may { Ok(()) } else { Err(format!("{project} was answered lease {lease}, which is not on the disk")) };
+        };
+        if row.project != project {
+            return Err(format!("lease {lease} was answered for {project} and is written down for {}", row.project));
+        }
+        if let Some(promise) = known {
+            return promise.same(&row);
+        }
+        let promise = Promise { row, ends: row.expires, unsure: false, release: None, renewal: None };
+        self.leases.insert(lease, promise);
+        Ok(())
+    }
+
+    fn restarted(&self, entry: &Entry, rows: &[LeaseRow]) -> Result<(), String> {
+        for (lease, promise) in &self.leases {
+            let row = rows.iter().find(|row| row.lease == *lease);
+            match row {
+                None if promise.holds(entry.wall) => {
+                    return Err(format!("{}'s lease {lease} did not survive the restart", promise.row.project));
+                }
+                Some(_) if promise.release == Some(Change::Done) => {
+                    return Err(format!("{}'s lease {lease} was released and is there again", promise.row.project));
+                }
+                Some(row) => promise.same(row)?,
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn released(&mut self, entry: &Entry, lease: LeaseId, change: Change) -> Result<(), String> {
+        let Some(promise) = self.leases.get_mut(&lease) else { return Ok(()) };
+        let project = promise.row.project;
+        match change {
+            Change::Done if promise.release == Some(Change::Done) => {
+                return Err(format!("{project}'s lease {lease} was released twice"));
+            }
+            // Its first release was begun with this very entry's predecessor.
+            Change::Nothing if promise.release == Some(Change::Begun) && !promise.unsure && entry.wall < promise.ends => {
+                return Err(format!("{project}'s lease {lease} was not known when it was to be released"));
+            }
+            _ => {}
+        }
+        let before = promise.release;
+        promise.release = match (before, change) {
+            (Some(Change::Done), _) => before,
+            // A second try: how the first came out is not known.
+            (Some(Change::Begun | Change::Failed | Change::Nothing), Change::Begun) => Some(Change::Nothing),
+            (Some(Change::Nothing), Change::Failed) => before,
+            _ => Some(change),
+        };
+        Ok(())
+    }
+
+    fn renewed(&mut self, entry: &Entry, lease: LeaseId, change: Change, row: Option<LeaseRow>) -> Result<(), String> {
+        let jumps = self.jumps_back;
+        let Some(promise) = self.leases.get_mut(&lease) else { return Ok(()) };
+        let project = promise.row.project;
+        match (change, row) {
+            (Change::Begun, _) => promise.renewal = Some((entry.wall, jumps)),
+            (Change::Nothing, _) if promise.holds(entry.wall) => {
+                return Err(format!("{project}'s lease {lease} was not known when it was to be renewed"));
+            }
+            (Change::Done, Some(row)) => {
+                promise.same(&row)?;
+                let begun = promise.renewal.take().filter(|(_, then)| *then == jumps);
+                if begun.is_some_and(|(at, _)| row.renewed < at) {
+                    return Err(format!("{project}'s lease {lease} was renewed, and that is not on the disk"));
+                }
+                promise.row.renewed = row.renewed;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl Promise {
+    /// Birth and end never change, and a renewal is not taken back.
+    fn same(&self, row: &LeaseRow) -> Result<(), String> {
+        let Self { row: before, .. } = self;
+        if row.created == before.created && row.expires == before.expires && row.renewed >= before.renewed {
+            return Ok(());
+        }
+        Err(format!("{}'s lease {} has other times: {row:?} after {before:?}", before.project, before.lease))
+    }
+}
+
+impl Check for AnAnswerIsAPromise {
+    fn name(&self) -> &'static str {
+        "K4"
+    }
+
+    fn see(&mut self, entry: &Entry) -> Result<(), String> {
+        match &entry.fact {
+            Fact::KilndStarted { leases, .. } => return self.restarted(entry, leases),
+            Fact::DatabaseLost => self.leases.clear(),
+            Fact::ClockJumped { by } => {
+                self.jumps_back += u32::from(*by < 0);
+                for promise in self.leases.values_mut() {
+                    promise.unsure |= entry.wall >= promise.ends;
+                    promise.ends = promise.ends.min(entry.wall.plus(POLICY.lease.max_build_age));
+                }
+            }
+            Fact::Asked { verb: Verb::Remove, project, .. } => {
+                for promise in self.leases.values_mut().filter(|promise| promise.row.project == *project) {
+                    promise.unsure = true;
+                }
+            }
+            Fact::Leased { lease, project, row, .. } => return self.leased(entry, *lease, *project, *row),
+            Fact::Released { lease, change } => return self.released(entry, *lease, *change),
+            Fact::Renewed { lease, change, row } => return self.renewed(entry, *lease, *change, *row),
+            _ => {}
+        }
+        Ok(())
+    }
+}

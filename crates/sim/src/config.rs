@@ -1,0 +1,72 @@
+//! The rules of a simulated Kiln: the real ones with shorter spans, so that hours of a host's life fit in a schedule.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use kiln::projects::{Addressing, ProjectsConfig, StepDeadlines};
+use kiln_domain::admission::AdmissionPolicy;
+use kiln_domain::health::HealthPolicy;
+use kiln_domain::idle::IdlePolicy;
+use kiln_domain::lease::LeasePolicy;
+use kiln_domain::{AddressPool, Policy};
+
+pub(crate) const SECOND: u64 = 1000;
+pub(crate) const MINUTE: u64 = 60 * SECOND;
+
+/// How long `/route` waits for a daemon.
+pub(crate) const ROUTE_WAIT: Duration = Duration::from_secs(60);
+pub(crate) const CONNECT_WAIT: Duration = Duration::from_secs(16);
+pub(crate) const TRASH_KEPT: Duration = Duration::from_mins(20);
+pub(crate) const FULL_FOR_NEW: f64 = 95.0;
+
+pub(crate) const DEADLINES: StepDeadlines = StepDeadlines {
+    observe: Duration::from_secs(10),
+    create_volume: Duration::from_secs(20),
+    write_files: Duration::from_secs(10),
+    create_instance: Duration::from_secs(30),
+    start_instance: Duration::from_secs(20),
+    await_serving: Duration::from_secs(20),
+    ask: Duration::from_secs(3),
+    drain: Duration::from_secs(10),
+};
+
+pub(crate) const POLICY: Policy = Policy {
+    lease: LeasePolicy { grace: Duration::from_mins(2), max_build_age: Duration::from_mins(10) },
+    idle: IdlePolicy {
+        window: Duration::from_secs(60),
+        longest: Duration::from_mins(3),
+        fork_window: Duration::from_secs(30),
+    },
+    health: HealthPolicy {
+        probe_every: Duration::from_secs(30),
+        ask_again: Duration::from_secs(5),
+        wedged_after: Duration::from_secs(30),
+        wedged_after_connected: Duration::from_secs(90),
+        silent_at_most: Duration::from_mins(10),
+    },
+    roll_held: Duration::from_mins(5),
+    max_leases: 10_000,
+};
+
+pub(crate) fn admission(starts: usize, running: usize, queue: usize) -> AdmissionPolicy {
+    AdmissionPolicy { starts, running, queue, full_for_new: FULL_FOR_NEW, ..AdmissionPolicy::default() }
+}
+
+pub(crate) fn projects(admission: AdmissionPolicy, max_leases: usize) -> ProjectsConfig {
+    let addresses = AddressPool { first: Ipv4Addr::new(10, 88, 0, 1), last: Ipv4Addr::new(10, 88, 3, 250) };
+    let addressing = Addressing {
+        domain: "kiln.internal".to_owned(),
+        gateway_address: None,
+        gateway_port: 8372,
+        namespace: "kiln".to_owned(),
+    };
+    ProjectsConfig {
+        policy: Policy { max_leases, ..POLICY },
+        admission,
+        deadlines: DEADLINES,
+        route_wait: ROUTE_WAIT,
+        connect_wait: CONNECT_WAIT,
+        trash_kept: TRASH_KEPT,
+        ..ProjectsConfig::with_defaults(addresses, addressing)
+    }
+}

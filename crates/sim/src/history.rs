@@ -1,0 +1,271 @@
+//! What happened, as data: the language that the world speaks and that the checkers read.
+
+use std::hash::{Hash, Hasher};
+
+use kiln_domain::{Step, Timestamp};
+
+use crate::checks::Checks;
+
+/// An index into the schedule's projects.
+pub(crate) type Project = usize;
+pub(crate) type Request = u32;
+/// A lease, by the order in which its token was first seen.
+pub(crate) type LeaseId = u32;
+pub(crate) type Incarnation = u64;
+/// A cache, from its making to its end, wherever it lies.
+pub(crate) type Lineage = u64;
+
+/// A row of the table of leases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct LeaseRow {
+    pub(crate) lease: LeaseId,
+    pub(crate) project: Project,
+    pub(crate) created: Timestamp,
+    pub(crate) renewed: Timestamp,
+    pub(crate) expires: Timestamp,
+}
+
+/// What somebody asks of kilnd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Verb {
+    Route,
+    /// With so many milliseconds of patience, and the lease in any case.
+    RouteOrLease {
+        wait: u64,
+    },
+    Poll {
+        wait: u64,
+    },
+    Untrusted,
+    Prewarm,
+    Connect,
+    Complete,
+    CompleteWrong,
+    Renew,
+    Stop,
+    Force,
+    Remove,
+    Set,
+    Why,
+    List,
+    Orphans,
+    Adopt,
+    Trash,
+    Restore,
+    Purge,
+    EmptyTrash,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Ending {
+    Good,
+    /// In words, for people.
+    Bad(String),
+}
+
+/// How an attempt to change a lease came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Change {
+    Begun,
+    Done,
+    /// There was nothing to change.
+    Nothing,
+    /// The answer was an error.
+    Failed,
+}
+
+/// Why a daemon is not there any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Cause {
+    /// kilnd asked for it.
+    Stopped,
+    Crashed,
+    Rebooted,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Fact {
+    // === kilnd
+    KilndStarted { life: u32, leases: Vec<LeaseRow> },
+    /// It has taken up what there was.
+    KilndReady { projects: Vec<Project> },
+    KilndDied,
+    DatabaseLost,
+    ClockJumped { by: i64 },
+    /// Something of which only the kind matters.
+    Fault(&'static str),
+    FaultsEnd,
+
+    // === Requests
+    Asked { request: Request, verb: Verb, project: Project },
+    HungUp { request: Request },
+    Ended { request: Request, ending: Ending },
+    /// An answer arrived. `row`: what was on the disk then; `ready`: the generation it named.
+    Leased { request: Request, lease: LeaseId, project: Project, ready: Option<u64>, row: Option<LeaseRow> },
+    Undelivered { request: Request, lease: LeaseId },
+    Released { lease: LeaseId, change: Change },
+    Renewed { lease: LeaseId, change: Change, row: Option<LeaseRow> },
+    Opened { connection: u32, project: Project },
+    Closed { connection: u32, project: Project },
+    BuildBegan { build: u32, project: Project, incarnation: Incarnation, lease: Option<LeaseId>, connection: Option<u32> },
+    BuildEnded { build: u32, cut: bool },
+
+    // === The host
+    Op { project: Project, step: Step, fate: &'static str },
+    VolumeMade { project: Project, lineage: Lineage },
+    Discarded { project: Project, lineage: Lineage },
+    Restored { project: Project, lineage: Lineage },
+    /// `age` by kilnd's clock, in milliseconds; `full`: the storage was, a moment ago.
+    Purged { project: Project, lineage: Lineage, age: i64, full: bool },
+    InstanceMade { project: Project },
+    InstanceDestroyed { project: Project },
+    Started { project: Project, incarnation: Incarnation, lineage: Lineage },
+    Serving { project: Project, incarnation: Incarnation },
+    /// It does not answer any more. `works`: what runs in it goes on.
+    Hung { project: Project, incarnation: Incarnation, works: bool },
+    Recovered { project: Project, incarnation: Incarnation },
+    Gone { project: Project, incarnation: Incarnation, cause: Cause, announced: bool },
+    Numbered { project: Project, generation: u64, incarnation: Incarnation },
+    /// kilnd asked a daemon and heard (or did not hear) it. `builds`: if it was asked for them; `cpu` in milliseconds.
+    Questioned { project: Project, incarnation: Incarnation, answered: bool, builds: Option<u32>, cpu: Option<u64> },
+    StopBegan { project: Project, incarnation: Incarnation, force: bool, phase: &'static str },
+    /// The point of no return of a stop.
+    Terminated { project: Project, incarnation: Incarnation, force: bool, phase: &'static str },
+    /// Something was done that must not be: in words.
+    Wrong { invariant: &'static str, why: String },
+
+    // === The end
+    Settled { after: u64 },
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    /// Milliseconds since the schedule began, by a clock that never jumps.
+    pub(crate) at: u64,
+    /// kilnd's clock.
+    pub(crate) wall: Timestamp,
+    pub(crate) fact: Fact,
+}
+
+/// The first broken invariant of a schedule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub invariant: &'static str,
+    pub why: String,
+    /// Milliseconds of virtual time.
+    pub at: u64,
+}
+
+/// Every entry is hashed and shown to the checkers as it comes.
+pub(crate) struct History {
+    entries: Vec<Entry>,
+    hash: Fnv,
+    checks: Checks,
+    failure: Option<Failure>,
+    pub(crate) trace: bool,
+}
+
+impl History {
+    pub(crate) fn new(checks: Checks, trace: bool) -> Self {
+        Self { entries: Vec::new(), hash: Fnv::default(), checks, failure: None, trace }
+    }
+
+    pub(crate) fn add(&mut self, entry: Entry) {
+        (entry.at, entry.wall, &entry.fact).hash(&mut self.hash);
+        if self.trace {
+            eprintln!("{:>11.3}  {:?}", entry.at as f64 / 1000.0, entry.fact);
+        }
+        if self.failure.is_none()
+            && let Err((invariant, why)) = self.checks.see(&entry)
+        {
+            if self.trace {
+                eprintln!("             !!! {invariant}: {why}");
+            }
+            self.failure = Some(Failure { invariant, why, at: entry.at });
+        }
+        self.entries.push(entry);
+    }
+
+    pub(crate) const fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash.finish()
+    }
+}
+
+/// FNV-1a: the hash of the standard library differs from run to run.
+struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Hasher for Fnv {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+}
+
+impl History {
+    /// What is worth knowing of how it came to a failure: the last entries about what it speaks of.
+    pub(crate) fn story(&self, failure: &Failure, length: usize) -> Vec<String> {
+        let about = failure.why.split(|c: char| !c.is_ascii_digit()).find_map(|digits| digits.parse::<Project>().ok());
+        let concerns = |entry: &&Entry| entry.at <= failure.at && entry.fact.concerns(about);
+        let mut lines: Vec<String> = self
+            .entries
+            .iter()
+            .filter(concerns)
+            .rev()
+            .take(length)
+            .map(|entry| format!("{:>11.3}  {:?}", entry.at as f64 / 1000.0, entry.fact))
+            .collect();
+        lines.reverse();
+        lines
+    }
+}
+
+impl Fact {
+    /// Whether it is about a project, or about all of them.
+    fn concerns(&self, about: Option<Project>) -> bool {
+        let of = match self {
+            Self::Asked { project, .. }
+            | Self::Leased { project, .. }
+            | Self::Opened { project, .. }
+            | Self::Closed { project, .. }
+            | Self::BuildBegan { project, .. }
+            | Self::Op { project, .. }
+            | Self::VolumeMade { project, .. }
+            | Self::Discarded { project, .. }
+            | Self::Restored { project, .. }
+            | Self::Purged { project, .. }
+            | Self::InstanceMade { project }
+            | Self::InstanceDestroyed { project }
+            | Self::Started { project, .. }
+            | Self::Serving { project, .. }
+            | Self::Hung { project, .. }
+            | Self::Recovered { project, .. }
+            | Self::Gone { project, .. }
+            | Self::Numbered { project, .. }
+            | Self::Questioned { project, .. }
+            | Self::StopBegan { project, .. }
+            | Self::Terminated { project, .. } => *project,
+            Self::Fault(_) | Self::HungUp { .. } | Self::Ended { .. } => return false,
+            _ => return true,
+        };
+        about.is_none_or(|about| about == of)
+    }
+}

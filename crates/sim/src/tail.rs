@@ -1,0 +1,156 @@
+//! The quiet end of a schedule: nothing goes wrong any more, and everything has to come to rest (K10).
+
+use kiln::projects::RouteOptions;
+use kiln_domain::Tier;
+use kiln_domain::admission::HostLoad;
+
+use crate::config::{MINUTE, SECOND};
+use crate::history::{Change, Ending, Fact, Project, Verb};
+use crate::life::Life;
+use crate::world::{Completes, Daemon, Holder};
+
+/// By then every lease is over, every window closed, every daemon looked at by the hour.
+const PATIENCE: u64 = 180 * MINUTE;
+const LOOK_EVERY: u64 = 20 * SECOND;
+
+impl Life {
+    pub(crate) async fn calm_down(&self) -> Result<(), String> {
+        {
+            let mut world = self.sim.world();
+            world.quiet = true;
+            world.set_disk_full(false);
+            world.disk_stalls_until = 0;
+            world.host.load = HostLoad::default();
+            world.host.volumes.retain(|_, volume| !volume.foreign);
+            world.record(Fact::FaultsEnd);
+        }
+        self.settle("after the faults").await;
+        let count = self.sim.world().specs.len();
+        for project in 0..count {
+            if self.failed() {
+                return Ok(());
+            }
+            self.try_out(project).await;
+        }
+        self.settle("after a last build of each project").await;
+        let after = self.sim.world().now();
+        self.record(Fact::Settled { after });
+        Ok(())
+    }
+
+    fn failed(&self) -> bool {
+        self.sim.world().history.failure().is_some()
+    }
+
+    async fn settle(&self, when: &str) {
+        let deadline = self.sim.world().now() + PATIENCE;
+        loop {
+            let until = self.sim.world().now() + LOOK_EVERY;
+            self.pass_time(until).await;
+            if self.failed() {
+                return;
+            }
+            let Err(why) = self.at_rest().await else { return };
+            if self.sim.world().now() >= deadline {
+                let why = format!("three hours {when} it has not come to rest: {why}");
+                self.record(Fact::Wrong { invariant: "K10", why });
+                return;
+            }
+        }
+    }
+
+    async fn pass_time(&self, until: u64) {
+        while self.sim.world().now() < until && !self.failed() {
+            self.let_happen();
+            self.wait_for(until).await;
+        }
+        self.let_happen();
+    }
+
+    /// One more build of each: it gets its daemon, and its release is known.
+    async fn try_out(&self, project: Project) {
+        let wish = Holder {
+            completes: Completes::Once,
+            leaves: false,
+            renews: false,
+            takes: SECOND,
+            gateway: true,
+            ..self.sim.world().wish(project)
+        };
+        let life = self.clone();
+        let route = tokio::spawn(async move {
+            let work = life.projects.route(life.spec(project), RouteOptions::default());
+            let (request, answer) = life.ask(Verb::Route, project, None, work).await?;
+            let routed = match answer {
+                Ok(routed) => routed,
+                Err(error) => {
+                    life.ended(request, Ending::Bad(error.to_string()));
+                    let why = format!("after the faults a route to {project} failed: {error}");
+                    life.record(Fact::Wrong { invariant: "K10", why });
+                    return None;
+                }
+            };
+            let token = routed.response().build_id.and_then(|text| text.parse().ok())?;
+            let (holder, _) = life.take(request, routed, false, Holder { token, ..wish }).await?;
+            if life.complete_once(&holder, None).await != Some(Change::Done) {
+                let why = format!("after the faults a build of {project} could not be completed");
+                life.record(Fact::Wrong { invariant: "K10", why });
+            }
+            life.sim.world().holders.remove(&holder.lease);
+            Some(())
+        });
+        let deadline = self.sim.world().now() + 5 * MINUTE;
+        while !route.is_finished() && self.sim.world().now() < deadline && !self.failed() {
+            let until = self.sim.world().now() + SECOND;
+            self.pass_time(until).await;
+        }
+        if !route.is_finished() && !self.failed() {
+            let why = format!("after the faults a route to {project} did not end");
+            self.record(Fact::Wrong { invariant: "K10", why });
+        }
+    }
+
+    /// Nothing is left to do: or what is.
+    async fn at_rest(&self) -> Result<(), String> {
+        let queue = self.projects.queue();
+        if queue.starting + queue.queued > 0 {
+            return Err(format!("{queue:?} at the door for starts"));
+        }
+        let leases = self.store.all_leases().await.map_err(|error| error.to_string())?;
+        if let Some((key, lease)) = leases.first() {
+            return Err(format!("a lease of {} is still there: {lease:?}", self.sim.world().project(key)));
+        }
+        let records = self.store.projects().await.map_err(|error| error.to_string())?;
+        let (mut hot, mut up) = (0, 0);
+        for record in &records {
+            let project = self.sim.world().project(&record.key);
+            let is_hot = record.settings.tier == Some(Tier::Hot);
+            let (runs, answers, current) = {
+                let world = self.sim.world();
+                let daemon = world.daemon(project);
+                let image = world.host.instances.get(&record.key).is_none_or(|i| i.image == world.host.image);
+                (daemon.is_some(), daemon.is_some_and(Daemon::answers), image)
+            };
+            hot += usize::from(is_hot);
+            up += usize::from(runs);
+            match (is_hot, runs) {
+                (true, _) if !answers => return Err(format!("the hot project {project} is not up: {}", record.phase)),
+                (true, _) if !current => return Err(format!("the hot project {project} was not rolled")),
+                (false, true) => return Err(format!("the idle project {project} is still up: {}", record.phase)),
+                _ => {}
+            }
+            let shown = self.projects.show(&record.key).await.map_err(|error| error.to_string())?;
+            if let Some(view) = shown.filter(|view| view.connections > 0) {
+                return Err(format!("{} connection(s) are counted at {project}, and none is open", view.connections));
+            }
+        }
+        if queue.running != up {
+            return Err(format!("{} daemons are counted, and {up} run", queue.running));
+        }
+        let workers = self.projects.workers();
+        if workers > hot {
+            return Err(format!("{workers} workers live, for {hot} hot projects"));
+        }
+        Ok(())
+    }
+}
