@@ -10,7 +10,7 @@ use crate::chance::Chance;
 use crate::truth::Lease;
 use crate::world::{Reply, World};
 
-const CLIENTS: usize = 3;
+const CLIENTS: usize = 4;
 const SHARED: [&str; 3] = ["torture.example/routes/1", "torture.example/routes/2", SET];
 const SET: &str = "torture.example/routes/set";
 
@@ -21,6 +21,7 @@ pub(crate) fn spawn(world: &Arc<World>, chance: &Chance, load: &mut JoinSet<()>)
     for number in 0..CLIENTS {
         load.spawn(client(Arc::clone(world), chance.part(&format!("client {number}"))));
     }
+    load.spawn(hasty(Arc::clone(world), chance.part("hasty")));
     load.spawn(stopper(Arc::clone(world), chance.part("stops")));
     load.spawn(setter(Arc::clone(world), chance.part("settings")));
 }
@@ -54,6 +55,16 @@ async fn client(world: Arc<World>, mut chance: Chance) {
             }
         }
         tokio::time::sleep(chance.millis(0..1500)).await;
+    }
+}
+
+/// One that builds nothing and is back at once, so that there is hardly a moment without a write under way.
+async fn hasty(world: Arc<World>, mut chance: Chance) {
+    while !world.load_ends() {
+        if let Some((lease, _)) = route(&world, &request(SHARED[0])).await {
+            complete(&world, &lease).await;
+        }
+        tokio::time::sleep(chance.millis(1..20)).await;
     }
 }
 
