@@ -204,6 +204,9 @@ impl From<projects::ReconcileError> for VerbError {
             Reconcile::NotThere { name } => {
                 Self::NotThere { what: "orphan", name, remedy: "`kiln orphans` lists them" }
             }
+            Reconcile::NotInTrash { name } => {
+                Self::NotThere { what: "entry of the trash", name, remedy: "`kiln trash ls` lists them" }
+            }
             Reconcile::Impossible(why) => Self::Impossible(why),
             Reconcile::Host(error) => error.into(),
             Reconcile::TimedOut { .. } => Self::Unavailable { why: error.to_string(), retry_after: SOON },

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::effects::EffectError;
 use super::handle::Projects;
 use super::reconcile::ReconcileError;
+use crate::host::Properties;
 use crate::host::volumes::{ParseNameError, TrashName, Trashed};
 
 /// The trash is looked through this often at least: its storage fills without telling.
@@ -32,7 +33,8 @@ impl Projects {
             .collect())
     }
 
-    /// Brings a cache back, and with it its project.
+    /// Brings a cache back, and with it its project. One that came back without its project, because Kiln died in between,
+    /// gets it with the next call.
     pub async fn restore(&self, name: &str) -> Result<Key, ReconcileError> {
         let name = parse(name)?;
         let rests = |phase: &Phase| phase.is_quiet() || matches!(phase, Phase::Failed { .. });
@@ -40,8 +42,24 @@ impl Projects {
             let why = format!("{} is in use: remove it first, or wait until it is idle", name.key());
             return Err(ReconcileError::Impossible(why));
         }
-        let properties = self.shared.effects.restore(&name).await?;
+        let there = self.shared.effects.trash().await?.iter().any(|entry| entry.name == name);
+        let properties = if there {
+            self.shared.effects.restore(&name).await?
+        } else {
+            self.without_project(name.key())
+                .await?
+                .ok_or_else(|| ReconcileError::NotInTrash { name: name.to_string() })?
+        };
         self.adopt_from(&properties, "admin").await
+    }
+
+    /// The marks of a cache that is in its place and whose project is unknown.
+    async fn without_project(&self, key: &Key) -> Result<Option<Properties>, ReconcileError> {
+        if self.shared.store.project(key).await?.is_some() {
+            return Ok(None);
+        }
+        let found = self.shared.effects.survey().await?.volumes;
+        Ok(found.into_iter().find(|volume| volume.key.as_ref() == Some(key)).map(|volume| volume.properties))
     }
 
     /// Frees one for good. False: there is none of that name.

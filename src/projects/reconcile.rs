@@ -39,6 +39,8 @@ pub enum ReconcileError {
     TimedOut { after: Duration },
     #[error("there is no orphan {name:?}")]
     NotThere { name: String },
+    #[error("there is nothing called {name:?} in the trash")]
+    NotInTrash { name: String },
     #[error("{0}")]
     Impossible(String),
 }
