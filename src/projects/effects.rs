@@ -41,6 +41,11 @@ pub trait Effects: Send + Sync + 'static {
     /// Everything on the host that is ours, or stands where ours should stand.
     async fn survey(&self) -> Result<Survey, EffectError>;
 
+    /// The volumes of [`Effects::survey`], for which no runtime has to answer.
+    async fn volumes(&self) -> Result<Vec<FoundVolume>, EffectError> {
+        Ok(self.survey().await?.volumes)
+    }
+
     /// Removes an instance that is no project's, by its name in [`Survey`]. One that runs is refused.
     async fn remove_instance(&self, name: &str) -> Result<(), EffectError>;
 

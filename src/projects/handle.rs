@@ -1,7 +1,6 @@
 //! [`Projects`]: how a build asks for a daemon.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -166,7 +165,7 @@ impl Projects {
         let metrics = Arc::new(Metrics::new());
         let shared = Shared {
             metrics,
-            rebuilding: AtomicBool::new(false),
+            rebuilding: Mutex::default(),
             admission: Admission::new(config.admission, effects.clone()),
             store,
             effects,

@@ -17,7 +17,7 @@ use super::effects::{EffectError, Effects, StepDeadlines, Survey};
 use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarget, ProbeError, await_serving};
 use crate::clock::Clock;
 use crate::host::pressure::PressureFiles;
-use crate::host::volumes::{Fullness, TrashName, Trashed, Volume, VolumeEngine, VolumeError};
+use crate::host::volumes::{FoundVolume, Fullness, TrashName, Trashed, Volume, VolumeEngine, VolumeError};
 use crate::host::{Change, InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, StopBound};
 use crate::pki::{DaemonNames, Pki, PkiError};
 
@@ -428,6 +428,10 @@ impl Effects for HostEffects {
 
     async fn survey(&self) -> Result<Survey, EffectError> {
         Ok(Survey { instances: self.parts.runtime.found().await?, volumes: self.parts.volumes.found().await? })
+    }
+
+    async fn volumes(&self) -> Result<Vec<FoundVolume>, EffectError> {
+        Ok(self.parts.volumes.found().await?)
     }
 
     async fn remove_instance(&self, name: &str) -> Result<(), EffectError> {

@@ -6,7 +6,6 @@
 //! only by an explicit verb. A database that was lost is filled again from the marks of volumes and instances.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kiln_domain::project::ProjectRecord;
@@ -22,9 +21,16 @@ use super::effects::{EffectError, Survey};
 use super::handle::Projects;
 use super::messages::Message;
 use super::registry::WorkerHandle;
+use crate::causes::in_one_line;
 use crate::host::{InstanceEvent, Properties};
 use crate::metrics::PhaseLabel;
 use crate::store::{NewEvent, StoreError, TakenUp};
+
+/// How long the start of Kiln waits for the host.
+const FIRST_TRY: Duration = Duration::from_secs(5);
+
+/// And of that for a runtime.
+const RUNTIME_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Between two tries to survey a host that does not answer.
 const SURVEY_AGAIN: Duration = Duration::from_secs(10);
@@ -53,8 +59,10 @@ impl Projects {
         // Before the first look, so that nothing that happens after it goes unheard.
         let events = self.shared.effects.events();
         if self.shared.store.needs_rebuild().await? {
-            // Nobody is answered before this returns.
-            self.try_to_rebuild().await;
+            // Nobody is answered before this returns; a host that takes its time is looked through later.
+            if tokio::time::timeout(FIRST_TRY, self.try_to_rebuild()).await.is_err() {
+                self.shared.set_rebuilding(Some(format!("no answer within {} s", FIRST_TRY.as_secs())));
+            }
         }
         let TakenUp { projects, leases, damaged } = self.shared.store.take_up().await?;
         for row in damaged {
@@ -103,9 +111,11 @@ impl Projects {
     /// Once the host answers: daemons that run get a worker, and orphans are told of.
     async fn survey_until_done(&self) {
         loop {
-            if self.shared.rebuilding.load(Ordering::Acquire) {
-                tokio::time::sleep(SURVEY_AGAIN).await;
+            if self.shared.rebuilding().is_some() {
                 self.try_to_rebuild().await;
+                if self.shared.rebuilding().is_some() {
+                    tokio::time::sleep(SURVEY_AGAIN).await;
+                }
                 continue;
             }
             match self.look_around().await {
@@ -208,21 +218,28 @@ impl Projects {
         match self.rebuild().await {
             Ok(count) => {
                 tracing::warn!(count, "the database was empty and was filled from what is on the host");
-                self.shared.rebuilding.store(false, Ordering::Release);
+                self.shared.set_rebuilding(None);
             }
             Err(error) => {
                 tracing::error!(%error, "the database is empty and the host cannot be looked through; trying again");
-                self.shared.rebuilding.store(true, Ordering::Release);
+                self.shared.set_rebuilding(Some(in_one_line(&error)));
             }
         }
     }
 
-    /// Fills the database from the marks on the host, and says how many projects it found. Volumes first: they carry
-    /// the settings.
+    /// Fills the database from the marks on the host, and says how many projects it found. The volumes are what counts: they
+    /// are the caches, and carry the settings. An instance without one is only worth its address; a runtime that is away
+    /// keeps nobody waiting for that.
     pub async fn rebuild(&self) -> Result<usize, ReconcileError> {
-        let survey = self.survey().await?;
-        let marks = survey.volumes.iter().map(|v| (&v.key, &v.properties));
-        let marks = marks.chain(survey.instances.iter().map(|i| (&i.key, &i.properties)));
+        let after = self.shared.deadlines.observe;
+        let volumes = tokio::time::timeout(after, self.shared.effects.volumes()).await;
+        let volumes = volumes.map_err(|_| ReconcileError::TimedOut { after })??;
+        let instances = match tokio::time::timeout(RUNTIME_PATIENCE, self.shared.effects.survey()).await {
+            Ok(Ok(survey)) => survey.instances,
+            Ok(Err(_)) | Err(_) => Vec::new(),
+        };
+        let marks = volumes.iter().map(|v| (&v.key, &v.properties));
+        let marks = marks.chain(instances.iter().map(|i| (&i.key, &i.properties)));
         let mut known = BTreeSet::new();
         for (key, properties) in marks {
             let Some(key) = key else { continue };

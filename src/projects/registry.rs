@@ -1,7 +1,6 @@
 //! Key → worker. A worker is in here for as long as it lives.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -35,8 +34,8 @@ pub(super) struct Shared {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) admission: Arc<Admission>,
     pub(super) metrics: Arc<Metrics>,
-    /// The database is new, and has not been filled from the host yet.
-    pub(super) rebuilding: AtomicBool,
+    /// Why the database, which is new, has not been filled from the host yet.
+    pub(super) rebuilding: Mutex<Option<String>>,
     pub(super) policy: Policy,
     pub(super) defaults: Settings,
     pub(super) rules: Rules,
@@ -46,6 +45,14 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    pub(super) fn rebuilding(&self) -> Option<String> {
+        self.rebuilding.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_rebuilding(&self, why: Option<String>) {
+        *self.rebuilding.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
     /// What counts for a project.
     pub(super) fn settings(&self, record: &ProjectRecord) -> Settings {
         self.rules.settings(&record.settings, &record.spec.repo, &self.defaults)
@@ -127,8 +134,8 @@ impl Registry {
         }
         let known = match spec {
             // Its daemon may be running already, at an address that the empty database would give away.
-            Some(_) if shared.rebuilding.load(Ordering::Acquire) => {
-                shared.store.project(key).await?.map(|_| true).ok_or(StoreError::Rebuilding)?
+            Some(_) if let Some(why) = shared.rebuilding() => {
+                shared.store.project(key).await?.map(|_| true).ok_or(StoreError::Rebuilding { why })?
             }
             Some(spec) => {
                 let created = shared.store.create_project(spec, shared.addresses, shared.clock.now()).await?;

@@ -34,10 +34,8 @@ pub enum StoreError {
     WritesWaiting { waiting: usize },
     #[error("no connection to the database became free within {seconds} s: try again in a second")]
     ReadsWaiting { seconds: u64 },
-    #[error(
-        "the database is new, and the host could not be looked through yet for the projects it has: try again soon"
-    )]
-    Rebuilding,
+    #[error("the database is new, and the host could not be looked through yet for the projects it has: {why}")]
+    Rebuilding { why: String },
     #[error("the database is closed")]
     Closed,
     /// Nothing was written. Reads go on.
@@ -63,7 +61,7 @@ pub enum StoreError {
 impl StoreError {
     /// Whether the same call may succeed later without anybody changing anything.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::Rebuilding)
+        matches!(self, Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::Rebuilding { .. })
     }
 
     pub(super) fn sqlite(doing: &'static str) -> impl Fn(rusqlite::Error) -> Self {
