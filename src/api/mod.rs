@@ -43,7 +43,7 @@ use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse as _;
 use axum::routing::{any, get};
-pub use heart::{CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, Tier, VerbError};
+pub use heart::{CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
 pub use listener::{ListenError, Listener};
 pub use serve::serve;
 use tokio::sync::Semaphore;

@@ -107,7 +107,13 @@ impl Life {
     }
 
     /// The answer arrives, or is lost on its way. Whether the daemon was ready comes along.
-    pub(crate) async fn take(&self, request: Request, routed: Routed, lost: bool, wish: Holder) -> Option<(Holder, bool)> {
+    pub(crate) async fn take(
+        &self,
+        request: Request,
+        routed: Routed,
+        lost: bool,
+        wish: Holder,
+    ) -> Option<(Holder, bool)> {
         let response = routed.response();
         let token: LeaseToken = response.build_id.as_deref().and_then(|text| text.parse().ok())?;
         let row = self.row(&token.hash()).await;
@@ -180,7 +186,8 @@ impl Life {
     pub(crate) async fn use_lease(&self, holder: Holder) {
         let wait = self.sim.world().rng.between(0, 1500);
         self.pause(wait).await;
-        let done = if holder.gateway { self.build_through_gateway(&holder).await } else { self.build_direct(&holder).await };
+        let done =
+            if holder.gateway { self.build_through_gateway(&holder).await } else { self.build_direct(&holder).await };
         if done && holder.completes != Completes::Never {
             self.complete(&holder).await;
         }
@@ -191,7 +198,8 @@ impl Life {
     async fn build_direct(&self, holder: &Holder) -> bool {
         let running = {
             let world = self.sim.world();
-            let of_it = world.builds.iter().find(|(_, build)| build.lease.as_ref().is_some_and(|(id, _)| *id == holder.lease));
+            let of_it =
+                world.builds.iter().find(|(_, build)| build.lease.as_ref().is_some_and(|(id, _)| *id == holder.lease));
             of_it.map(|(id, _)| *id)
         };
         if let Some(build) = running {

@@ -86,56 +86,169 @@ pub(crate) enum Cause {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Fact {
     // === kilnd
-    KilndStarted { life: u32, leases: Vec<LeaseRow> },
+    KilndStarted {
+        life: u32,
+        leases: Vec<LeaseRow>,
+    },
     /// It has taken up what there was.
-    KilndReady { projects: Vec<Project> },
+    KilndReady {
+        projects: Vec<Project>,
+    },
     KilndDied,
     DatabaseLost,
-    ClockJumped { by: i64 },
+    ClockJumped {
+        by: i64,
+    },
     /// Something of which only the kind matters.
     Fault(&'static str),
     FaultsEnd,
 
     // === Requests
-    Asked { request: Request, verb: Verb, project: Project },
-    HungUp { request: Request },
-    Ended { request: Request, ending: Ending },
+    Asked {
+        request: Request,
+        verb: Verb,
+        project: Project,
+    },
+    HungUp {
+        request: Request,
+    },
+    Ended {
+        request: Request,
+        ending: Ending,
+    },
     /// An answer arrived. `row`: what was on the disk then; `ready`: the generation it named.
-    Leased { request: Request, lease: LeaseId, project: Project, ready: Option<u64>, row: Option<LeaseRow> },
-    Undelivered { request: Request, lease: LeaseId },
-    Released { lease: LeaseId, change: Change },
-    Renewed { lease: LeaseId, change: Change, row: Option<LeaseRow> },
-    Opened { connection: u32, project: Project },
-    Closed { connection: u32, project: Project },
-    BuildBegan { build: u32, project: Project, incarnation: Incarnation, lease: Option<LeaseId>, connection: Option<u32> },
-    BuildEnded { build: u32, cut: bool },
+    Leased {
+        request: Request,
+        lease: LeaseId,
+        project: Project,
+        ready: Option<u64>,
+        row: Option<LeaseRow>,
+    },
+    Undelivered {
+        request: Request,
+        lease: LeaseId,
+    },
+    Released {
+        lease: LeaseId,
+        change: Change,
+    },
+    Renewed {
+        lease: LeaseId,
+        change: Change,
+        row: Option<LeaseRow>,
+    },
+    Opened {
+        connection: u32,
+        project: Project,
+    },
+    Closed {
+        connection: u32,
+        project: Project,
+    },
+    BuildBegan {
+        build: u32,
+        project: Project,
+        incarnation: Incarnation,
+        lease: Option<LeaseId>,
+        connection: Option<u32>,
+    },
+    BuildEnded {
+        build: u32,
+        cut: bool,
+    },
 
     // === The host
-    Op { project: Project, step: Step, fate: &'static str },
-    VolumeMade { project: Project, lineage: Lineage },
-    Discarded { project: Project, lineage: Lineage },
-    Restored { project: Project, lineage: Lineage },
+    Op {
+        project: Project,
+        step: Step,
+        fate: &'static str,
+    },
+    VolumeMade {
+        project: Project,
+        lineage: Lineage,
+    },
+    Discarded {
+        project: Project,
+        lineage: Lineage,
+    },
+    Restored {
+        project: Project,
+        lineage: Lineage,
+    },
     /// `age` by kilnd's clock, in milliseconds; `full`: the storage was, a moment ago.
-    Purged { project: Project, lineage: Lineage, age: i64, full: bool },
-    InstanceMade { project: Project },
-    InstanceDestroyed { project: Project },
-    Started { project: Project, incarnation: Incarnation, lineage: Lineage },
-    Serving { project: Project, incarnation: Incarnation },
+    Purged {
+        project: Project,
+        lineage: Lineage,
+        age: i64,
+        full: bool,
+    },
+    InstanceMade {
+        project: Project,
+    },
+    InstanceDestroyed {
+        project: Project,
+    },
+    Started {
+        project: Project,
+        incarnation: Incarnation,
+        lineage: Lineage,
+    },
+    Serving {
+        project: Project,
+        incarnation: Incarnation,
+    },
     /// It does not answer any more. `works`: what runs in it goes on.
-    Hung { project: Project, incarnation: Incarnation, works: bool },
-    Recovered { project: Project, incarnation: Incarnation },
-    Gone { project: Project, incarnation: Incarnation, cause: Cause, announced: bool },
-    Numbered { project: Project, generation: u64, incarnation: Incarnation },
+    Hung {
+        project: Project,
+        incarnation: Incarnation,
+        works: bool,
+    },
+    Recovered {
+        project: Project,
+        incarnation: Incarnation,
+    },
+    Gone {
+        project: Project,
+        incarnation: Incarnation,
+        cause: Cause,
+        announced: bool,
+    },
+    Numbered {
+        project: Project,
+        generation: u64,
+        incarnation: Incarnation,
+    },
     /// kilnd asked a daemon and heard (or did not hear) it. `builds`: if it was asked for them; `cpu` in milliseconds.
-    Questioned { project: Project, incarnation: Incarnation, answered: bool, builds: Option<u32>, cpu: Option<u64> },
-    StopBegan { project: Project, incarnation: Incarnation, force: bool, phase: &'static str },
+    Questioned {
+        project: Project,
+        incarnation: Incarnation,
+        answered: bool,
+        builds: Option<u32>,
+        cpu: Option<u64>,
+    },
+    StopBegan {
+        project: Project,
+        incarnation: Incarnation,
+        force: bool,
+        phase: &'static str,
+    },
     /// The point of no return of a stop.
-    Terminated { project: Project, incarnation: Incarnation, force: bool, phase: &'static str },
+    Terminated {
+        project: Project,
+        incarnation: Incarnation,
+        force: bool,
+        phase: &'static str,
+    },
     /// Something was done that must not be: in words.
-    Wrong { invariant: &'static str, why: String },
+    Wrong {
+        invariant: &'static str,
+        why: String,
+    },
 
     // === The end
-    Settled { after: u64 },
+    Settled {
+        after: u64,
+    },
 }
 
 #[derive(Debug, Clone)]

@@ -136,8 +136,14 @@ fn tell_failure(outcome: &Outcome, json: bool) {
         });
         return println!("{value}");
     }
-    println!("seed {} ({}): {} broken at {:.3} s: {}", outcome.seed, outcome.profile, failure.invariant,
-        failure.at as f64 / 1000.0, failure.why);
+    println!(
+        "seed {} ({}): {} broken at {:.3} s: {}",
+        outcome.seed,
+        outcome.profile,
+        failure.invariant,
+        failure.at as f64 / 1000.0,
+        failure.why
+    );
     for line in &outcome.story {
         println!("    {line}");
     }
@@ -155,10 +161,18 @@ fn tell_sum(sum: &Sum, seconds: f64, args: &Args, first: u64) {
         return println!("{value}");
     }
     println!("schedules     {schedules} from seed {first}, {seconds:.1} s, {rate:.1} per second");
-    println!("from outside  {} actions, at least {} in each; {} requests", sum.actions,
-        sum.fewest_actions.unwrap_or(0), sum.requests);
-    println!("history       {} entries; {} lives of kilnd; {} h of virtual time", sum.events, sum.lives,
-        sum.lasted / 3_600_000);
+    println!(
+        "from outside  {} actions, at least {} in each; {} requests",
+        sum.actions,
+        sum.fewest_actions.unwrap_or(0),
+        sum.requests
+    );
+    println!(
+        "history       {} entries; {} lives of kilnd; {} h of virtual time",
+        sum.events,
+        sum.lives,
+        sum.lasted / 3_600_000
+    );
     let list = |of: &BTreeMap<&str, u64>| of.iter().map(|(k, n)| format!("{n} {k}")).collect::<Vec<_>>().join(", ");
     println!("profiles      {}", list(&sum.profiles));
     println!("faults        {}", list(&sum.faults));

@@ -8,7 +8,7 @@ use std::sync::Once;
 use kiln::pki::Pki;
 
 use crate::checks::Checks;
-use crate::history::{Failure, Fact, History};
+use crate::history::{Fact, Failure, History};
 use crate::life::live;
 use crate::profile::Profile;
 use crate::rng::Rng;

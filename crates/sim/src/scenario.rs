@@ -258,7 +258,9 @@ impl Life {
                 Verb::Set => self.set(project).await,
                 Verb::List => self.projects.list().await.map(drop).map_err(|e| e.to_string()),
                 Verb::Orphans => self.projects.orphans().await.map(drop).map_err(|e| e.to_string()),
-                Verb::Adopt => self.projects.adopt(None, &format!("live/{key}")).await.map(drop).map_err(|e| e.to_string()),
+                Verb::Adopt => {
+                    self.projects.adopt(None, &format!("live/{key}")).await.map(drop).map_err(|e| e.to_string())
+                }
                 Verb::Trash => self.projects.trash().await.map(drop).map_err(|e| e.to_string()),
                 Verb::EmptyTrash => self.projects.empty_trash().await.map(drop).map_err(|e| e.to_string()),
                 Verb::Restore | Verb::Purge => self.with_trash(verb, project).await,
@@ -318,12 +320,8 @@ impl World {
             6..=8 => rng.between(20 * SECOND, 3 * MINUTE),
             _ => rng.between(3 * MINUTE, 12 * MINUTE),
         };
-        let completes = [
-            (60, Completes::Once),
-            (10, Completes::Twice),
-            (10, Completes::HangingUp),
-            (15, Completes::Never),
-        ];
+        let completes =
+            [(60, Completes::Once), (10, Completes::Twice), (10, Completes::HangingUp), (15, Completes::Never)];
         Holder {
             project,
             lease: 0,
@@ -488,4 +486,3 @@ impl World {
         self.record(Fact::ClockJumped { by });
     }
 }
-

@@ -4,6 +4,7 @@ mod compatible;
 mod delivery;
 mod events;
 mod health;
+mod mapping;
 mod sockets;
 mod upkeep;
 mod v1;
@@ -27,7 +28,6 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::store::StoreError;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const TOKEN: [u8; 8] = [0xab; 8];
@@ -175,12 +175,12 @@ impl Heart for FakeHeart {
         Ok(LeaseView { id: token.hash().as_str().to_owned(), ..LeaseView::default() })
     }
 
-    async fn list(&self) -> Result<Vec<ProjectView>, StoreError> {
+    async fn list(&self) -> Result<Vec<ProjectView>, VerbError> {
         Ok(vec![view()])
     }
 
-    async fn show(&self, key: &Key) -> Result<Option<ProjectView>, StoreError> {
-        Ok((key.as_str() == view().key).then(view))
+    async fn show(&self, key: &Key) -> Result<ProjectView, VerbError> {
+        if key.as_str() == view().key { Ok(view()) } else { Err(VerbError::NoProject(key.clone())) }
     }
 
     async fn why(&self, key: &Key) -> Result<Why, VerbError> {

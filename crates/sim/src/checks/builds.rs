@@ -106,7 +106,13 @@ impl NoBuildIsCut {
         self.forced.contains(&project) || self.forcing.values().any(|of| *of == project)
     }
 
-    fn stop_begins(&mut self, entry: &Entry, project: Project, incarnation: Incarnation, force: bool) -> Result<(), String> {
+    fn stop_begins(
+        &mut self,
+        entry: &Entry,
+        project: Project,
+        incarnation: Incarnation,
+        force: bool,
+    ) -> Result<(), String> {
         let known = self.daemons.get(&incarnation).cloned().unwrap_or_default();
         let connected = self.is_connected(project);
         let excused = force && (self.is_forced(project) || known.is_wedged(entry.at, connected));
@@ -125,7 +131,13 @@ impl NoBuildIsCut {
         Ok(())
     }
 
-    fn terminated(&mut self, project: Project, incarnation: Incarnation, force: bool, phase: &str) -> Result<(), String> {
+    fn terminated(
+        &mut self,
+        project: Project,
+        incarnation: Incarnation,
+        force: bool,
+        phase: &str,
+    ) -> Result<(), String> {
         let Some(Stopping { at, excused, known }) = self.stopping.get(&incarnation) else {
             return Err(format!("{project} was stopped, and nobody had begun to"));
         };
@@ -154,7 +166,11 @@ impl NoBuildIsCut {
                 Some(_) => {}
                 // One that never answered cannot have been sent a build.
                 None if !known.answered && !force => {}
-                None => return Err(format!("{project} was stopped with build {id} in it, and was not asked (force: {force})")),
+                None => {
+                    return Err(format!(
+                        "{project} was stopped with build {id} in it, and was not asked (force: {force})"
+                    ));
+                }
             }
         }
         Ok(())

@@ -37,9 +37,8 @@ impl NoCacheIsLost {
 
     fn purged(&mut self, project: Project, lineage: Lineage, age: i64, full: bool) -> Result<(), String> {
         self.trash.remove(&lineage);
-        let of_admin = self.asked.values().any(|(verb, of)| {
-            *verb == Verb::EmptyTrash || (*verb == Verb::Purge && *of == project)
-        });
+        let of_admin =
+            self.asked.values().any(|(verb, of)| *verb == Verb::EmptyTrash || (*verb == Verb::Purge && *of == project));
         if of_admin || full || age >= TRASH_KEPT.as_millis() as i64 {
             return Ok(());
         }

@@ -22,7 +22,9 @@ impl Check for OneDaemonPerVolume {
             Fact::Started { project, incarnation, lineage } => {
                 let other = self.running.iter().find(|(_, (p, l))| *p == project || *l == lineage);
                 if let Some((other, (of, _))) = other {
-                    return Err(format!("{project} was started as {incarnation} while {other} of {of} runs on cache {lineage}"));
+                    return Err(format!(
+                        "{project} was started as {incarnation} while {other} of {of} runs on cache {lineage}"
+                    ));
                 }
                 self.running.insert(incarnation, (project, lineage));
             }
@@ -62,7 +64,9 @@ impl AnAnswerNamesADaemon {
             return Err(format!("{project} was answered generation {generation}, which is no daemon's"));
         };
         if !self.served.contains(&incarnation) {
-            return Err(format!("{project} was answered generation {generation}, whose daemon {incarnation} never served"));
+            return Err(format!(
+                "{project} was answered generation {generation}, whose daemon {incarnation} never served"
+            ));
         }
         if let Some(at) = self.stopped.get(&incarnation) {
             let at = *at as f64 / 1000.0;

@@ -36,7 +36,11 @@ impl AnAnswerIsAPromise {
         let known = self.leases.get(&lease);
         let Some(row) = row else {
             let may = known.is_some_and(|promise| !promise.holds(entry.wall));
-            return if may { Ok(()) } else { Err(format!("{project} was answered lease {lease}, which is not on the disk")) };
+            return if may {
+                Ok(())
+            } else {
+                Err(format!("{project} was answered lease {lease}, which is not on the disk"))
+            };
         };
         if row.project != project {
             return Err(format!("lease {lease} was answered for {project} and is written down for {}", row.project));
@@ -74,7 +78,9 @@ impl AnAnswerIsAPromise {
                 return Err(format!("{project}'s lease {lease} was released twice"));
             }
             // Its first release was begun with this very entry's predecessor.
-            Change::Nothing if promise.release == Some(Change::Begun) && !promise.unsure && entry.wall < promise.ends => {
+            Change::Nothing
+                if promise.release == Some(Change::Begun) && !promise.unsure && entry.wall < promise.ends =>
+            {
                 return Err(format!("{project}'s lease {lease} was not known when it was to be released"));
             }
             _ => {}
