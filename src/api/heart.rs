@@ -21,8 +21,8 @@ pub trait Routed: Send {
     fn delivered(self: Box<Self>);
 }
 
-/// The projects. Every method has a deadline of its own (K10); one whose future is dropped goes on with what others
-/// share and gives up only its own wait (K6).
+/// The projects. The API gives up on each method after a bound (`bounded`, K10), which is longer than the deadlines behind
+/// it; one whose future is dropped goes on with what others share and gives up only its own wait (K6).
 #[async_trait]
 pub trait Heart: Send + Sync + 'static {
     /// Leases the project's daemon for a build, waking it or making it first.
