@@ -4,25 +4,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::http::StatusCode;
-use kiln_domain::{BuildSpec, Key, LeaseToken};
+use kiln_domain::{BuildSpec, Key, LeaseToken, Tier};
 use kiln_wire::{Change, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
 use thiserror::Error;
 
-use crate::store::StoreError;
-
-/// What a build asks for besides its identity.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct RouteOptions {
-    /// It runs code that nobody has reviewed.
-    pub untrusted: bool,
-    /// It wants a credential in the answer.
-    pub credential: bool,
-    /// How long to wait for a daemon that is not warm, and then to answer `ready: false` with the lease. `None`: as long
-    /// as a route may wait, and then an error.
-    pub wait: Option<Duration>,
-    /// The lease of an earlier answer with `ready: false`: it is renewed and goes on, and no other is made.
-    pub resume: Option<LeaseToken>,
-}
+pub use crate::projects::RouteOptions;
 
 /// An answer on its way to the client. Dropped without [`Routed::delivered`], it releases the lease that was made for
 /// it: nobody will ever know the token (C1, F2 of the reference's failure modes). A lease that was resumed stays, because
@@ -35,8 +21,8 @@ pub trait Routed: Send {
     fn delivered(self: Box<Self>);
 }
 
-/// The projects. Every method has a deadline of its own (K10); one whose future is dropped goes on with what others
-/// share and gives up only its own wait (K6).
+/// The projects. The API gives up on each method after a bound (`bounded`, K10), which is longer than the deadlines behind
+/// it; one whose future is dropped goes on with what others share and gives up only its own wait (K6).
 #[async_trait]
 pub trait Heart: Send + Sync + 'static {
     /// Leases the project's daemon for a build, waking it or making it first.
@@ -55,9 +41,10 @@ pub trait Heart: Send + Sync + 'static {
     /// The client is still there: the lease's grace begins anew. Its end does not move.
     async fn renew(&self, token: &LeaseToken) -> Result<LeaseView, RenewError>;
 
-    async fn list(&self) -> Result<Vec<ProjectView>, StoreError>;
+    async fn list(&self) -> Result<Vec<ProjectView>, VerbError>;
 
-    async fn show(&self, key: &Key) -> Result<Option<ProjectView>, StoreError>;
+    /// [`VerbError::NoProject`] if there is none.
+    async fn show(&self, key: &Key) -> Result<ProjectView, VerbError>;
 
     async fn why(&self, key: &Key) -> Result<Why, VerbError>;
 
@@ -93,13 +80,6 @@ pub trait Heart: Send + Sync + 'static {
 
     /// Whether the parts that a route needs can do their work now.
     async fn readiness(&self) -> Readiness;
-}
-
-/// How eagerly a project's daemon is kept up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tier {
-    Warm,
-    Hot,
 }
 
 /// What is to change of a project's own settings. Well-formed; whether it is in range is the heart's to say.

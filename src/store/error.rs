@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kiln_domain::{AddressPool, BuildSpec, Key};
 use rusqlite::ErrorCode;
@@ -36,11 +37,24 @@ pub enum StoreError {
     ReadsWaiting { seconds: u64 },
     #[error("the database is new, and the host could not be looked through yet for the projects it has: {why}")]
     Rebuilding { why: String },
+    /// It goes on, and its connection comes back with its end.
+    #[error("a read of {path} did not end within {} s: look whether its disk hangs", .after.as_secs())]
+    ReadHangs { path: PathBuf, after: Duration },
     #[error("the database is closed")]
     Closed,
     /// Nothing was written. Reads go on.
     #[error("the disk is full: free some space on the file system of {path}")]
     Full { path: PathBuf },
+    /// Nothing was written. Reads may go on.
+    #[error(
+        "cannot {doing}: the disk of {path} is read-only or fails; see what `dmesg` says of it, and mount it to be written again"
+    )]
+    Disk {
+        doing: &'static str,
+        path: PathBuf,
+        #[source]
+        source: Arc<rusqlite::Error>,
+    },
     #[error("cannot {doing}")]
     Sqlite {
         doing: &'static str,
@@ -58,10 +72,29 @@ pub enum StoreError {
     Nonsense { column: &'static str, found: String },
 }
 
+/// For what goes away by itself.
+const SOON: Duration = Duration::from_secs(1);
+
+/// For a disk that somebody has to see to.
+const AFTER_A_REPAIR: Duration = Duration::from_secs(30);
+
 impl StoreError {
     /// Whether the same call may succeed later without anybody changing anything.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::Rebuilding { .. })
+        matches!(
+            self,
+            Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::ReadHangs { .. } | Self::Rebuilding { .. }
+        )
+    }
+
+    /// When to try the same call again: also where the disk must be seen to first, because whoever can wait does better to
+    /// come again than to give up. `None`: it would fail as it did.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::Rebuilding { .. } => Some(SOON),
+            Self::ReadHangs { .. } | Self::Full { .. } | Self::Disk { .. } => Some(AFTER_A_REPAIR),
+            _ => None,
+        }
     }
 
     pub(super) fn sqlite(doing: &'static str) -> impl Fn(rusqlite::Error) -> Self {
@@ -70,9 +103,11 @@ impl StoreError {
 
     /// Says which database it is where that is what somebody has to know.
     pub(super) fn of_database(self, path: &Path) -> Self {
-        match &self {
-            Self::Sqlite { source, .. } if is_no_room(source) => Self::Full { path: path.to_owned() },
-            _ => self,
+        let path = path.to_owned();
+        match self {
+            Self::Sqlite { source, .. } if is_no_room(&source) => Self::Full { path },
+            Self::Sqlite { doing, source } if is_disk(&source) => Self::Disk { doing, path, source },
+            other => other,
         }
     }
 }
@@ -82,6 +117,14 @@ pub(super) fn is_no_room(error: &rusqlite::Error) -> bool {
     error.sqlite_error().is_some_and(|error| {
         error.code == ErrorCode::DiskFull || error.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE
     })
+}
+
+/// Where a disk shows that is read-only, or fails: a file system that hits an error turns read-only under an open file,
+/// which is an error of input and output to SQLite.
+fn is_disk(error: &rusqlite::Error) -> bool {
+    use ErrorCode::{CannotOpen, ReadOnly, SystemIoFailure};
+
+    matches!(error.sqlite_error_code(), Some(ReadOnly | SystemIoFailure | CannotOpen))
 }
 
 /// Why the database cannot be used. Nothing was changed when it is refused.

@@ -76,8 +76,8 @@ impl Worker {
                 None => self.askers.push(reply),
             },
             Message::InstanceChanged => self.something_happened(Occasion::Event),
-            Message::Suspect => self.health.suspect(),
-            Message::RoomWanted => self.room_wanted = true,
+            Message::Suspect => self.run.health.suspect(),
+            Message::RoomWanted => self.run.room_wanted = true,
             Message::Nudge => {}
             Message::SetFailed { wanted, before } => {
                 if self.record.settings == wanted {
@@ -149,7 +149,7 @@ impl Worker {
             drop(reply.send(Err(StopRefusal::Busy(text))));
         } else {
             // It is asked anew which builds run: an answer from before is not about this moment.
-            self.counted = None;
+            self.run.counted = None;
             let text = match wish {
                 StopWish::Stop => "a stop was asked for",
                 StopWish::Remove => "its removal was asked for",
