@@ -51,8 +51,11 @@ impl Worker {
             Message::Renew { token, reply } => drop(reply.send(self.renew(&token))),
             Message::Complete { token, why, reply } => {
                 let released = self.complete(&token, why);
-                if let Some(reply) = reply {
-                    drop(reply.send(released));
+                match reply {
+                    Some(reply) => drop(reply.send(released)),
+                    // Nobody would try again if it could not be written.
+                    None if released.is_some() => self.forget_on_disk(vec![token]),
+                    None => {}
                 }
             }
             Message::CompleteOldest { reply } => {
@@ -113,8 +116,7 @@ impl Worker {
         Some(Renewing { lease, renewed })
     }
 
-    /// It counts no more from here on; as with its making, whoever wants to waits for the disk. One that nobody waits for
-    /// and that could not be removed there comes back with the next start of Kiln, and ends with its grace.
+    /// It counts no more from here on; as with its making, whoever wants to waits for the disk.
     fn complete(&mut self, token: &TokenHash, why: &str) -> Option<Releasing> {
         let at = self.leases.iter().position(|lease| lease.token == *token)?;
         let lease = self.leases.remove(at);

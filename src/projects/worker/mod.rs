@@ -33,6 +33,7 @@ use kiln_domain::health::Health;
 use kiln_domain::plan::{Counted, Demand, InstanceSeen, Observed, Place, Reason, Setbacks, Situation, StopWish};
 use kiln_domain::{Key, Lease, Phase, Plan, ProjectRecord, Settings, Step, Timestamp, plan};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::admission::Standing;
 use super::messages::{Refusal, RefusalKind, Status, StopRefusal, Waiter, Warm};
@@ -42,6 +43,9 @@ use crate::store::NewEvent;
 /// A daemon that is up is looked at this often even if nothing happens: its certificates grow old, and so may its image
 /// without anybody telling.
 const LOOK_EVERY: Duration = Duration::from_hours(1);
+
+/// Further apart than this, the wall clock did not go on but was set.
+const A_JUMP: Duration = Duration::from_secs(1);
 
 type StopReply = oneshot::Sender<Result<(), StopRefusal>>;
 
@@ -74,6 +78,8 @@ pub(super) struct Worker {
     standing: Standing,
     in_flight: Option<InFlight>,
     look_again: Option<Timestamp>,
+    /// Both clocks at the last look at them.
+    clocks: (Timestamp, Instant),
     /// Its record is gone from the store.
     removed: bool,
 }
@@ -90,6 +96,7 @@ impl Worker {
         Self {
             key: record.key.clone(),
             settings: shared.settings(&record),
+            clocks: (shared.clock.now(), Instant::now()),
             shared,
             registry,
             desk,
@@ -133,6 +140,7 @@ impl Worker {
                 biased;
                 outcome = landed(&mut self.in_flight) => {
                     self.in_flight = None;
+                    self.notice_a_jump();
                     self.take_in(outcome).await;
                 }
                 message = self.desk.mailbox.recv() => match message {
@@ -156,6 +164,17 @@ impl Worker {
         self.shared.clock.now()
     }
 
+    /// The wall clock was set. What was told and not told of the daemon cannot be dated any more, so it is asked anew: a
+    /// jump is no silence, and no word holds longer for one (K2).
+    fn notice_a_jump(&mut self) {
+        let (wall, steady) = (self.now(), Instant::now());
+        let expected = self.clocks.0.plus(steady.duration_since(self.clocks.1));
+        if wall.since(expected).max(expected.since(wall)) > A_JUMP {
+            (self.health, self.counted) = (Health::default(), None);
+        }
+        self.clocks = (wall, steady);
+    }
+
     fn seen(&self) -> Option<&Observed> {
         self.observed.as_ref().map(|(seen, _)| seen)
     }
@@ -167,6 +186,7 @@ impl Worker {
         if matches!(self.place, Place::Refused(_)) {
             self.place = Place::Unasked;
         }
+        self.notice_a_jump();
         loop {
             self.waiters.retain(|waiter| !waiter.has_gone());
             self.tidy_leases();
