@@ -55,8 +55,11 @@ impl Worker {
             Message::Renew { token, reply } => drop(reply.send(self.renew(&token))),
             Message::Complete { token, how, reply } => {
                 let released = self.complete(&token, how);
-                if let Some(reply) = reply {
-                    drop(reply.send(released));
+                match reply {
+                    Some(reply) => drop(reply.send(released)),
+                    // Nobody would try again if it could not be written.
+                    None if released.is_some() => self.forget_on_disk(vec![token]),
+                    None => {}
                 }
             }
             Message::CompleteOldest { reply } => {
@@ -122,8 +125,7 @@ impl Worker {
         Some(Renewing { lease, renewed })
     }
 
-    /// It counts no more from here on; as with its making, whoever wants to waits for the disk. One that nobody waits for
-    /// and that could not be removed there comes back with the next start of Kiln, and ends with its grace.
+    /// It counts no more from here on; as with its making, whoever wants to waits for the disk.
     fn complete(&mut self, token: &TokenHash, how: LeaseEnd) -> Option<Releasing> {
         let at = self.leases.iter().position(|lease| lease.token == *token)?;
         let lease = self.leases.remove(at);

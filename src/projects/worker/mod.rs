@@ -168,6 +168,8 @@ impl Worker {
                 biased;
                 (outcome, took) = landed(&mut self.in_flight) => {
                     self.in_flight = None;
+                    // Before what is told now is dated.
+                    self.follow_the_clock();
                     self.take_in(outcome, took).await;
                 }
                 message = self.desk.mailbox.recv() => match message {
