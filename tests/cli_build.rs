@@ -670,7 +670,7 @@ fn the_verbs_of_an_admin() {
     assert!(said.contains("tier          hot (project)") && said.contains("volume        20GiB (rule)"), "{said}");
     assert!(said.contains("memory        unlimited (default)") && said.contains("after a roll  cpus: 2 now"), "{said}");
     assert!(run(&["rm", key]).contains("kiln trash ls"));
-    assert!(run(&["stop", "--force", key]).contains("is stopped"));
+    assert!(run(&["stop", "--force", key]).contains("was stopped by force"));
     assert!(run(&["stop", key]).contains("is stopped"));
     assert_eq!(run(&["orphans", "--json"]), "[]\n");
     assert!(run(&["orphans"]).starts_with("KIND"));

@@ -52,7 +52,7 @@ impl Heart for Projects {
     async fn renew(&self, token: &LeaseToken) -> Result<LeaseView, RenewError> {
         use projects::RenewError as Renew;
         match Projects::renew(self, token).await {
-            Ok((lease, _)) => Ok(self.lease_view(&lease)),
+            Ok(lease) => Ok(self.lease_view(&lease)),
             Err(Renew::Unknown) => Err(RenewError::Unknown),
             Err(Renew::Ended) => Err(RenewError::Ended),
             Err(Renew::Store(error)) => Err(error.into()),
@@ -213,6 +213,9 @@ impl From<projects::ReconcileError> for VerbError {
         match error {
             Reconcile::NotThere { name } => {
                 Self::NotThere { what: "orphan", name, remedy: "`kiln orphans` lists them" }
+            }
+            Reconcile::NotInTrash { name } => {
+                Self::NotThere { what: "entry of the trash", name, remedy: "`kiln trash ls` lists them" }
             }
             Reconcile::Impossible(why) => Self::Impossible(why),
             Reconcile::Host(error) => error.into(),

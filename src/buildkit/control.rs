@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bollard_buildkit_proto::moby::buildkit::v1 as proto;
+use futures_util::{Stream, StreamExt as _};
 use hyper_util::rt::TokioIo;
 use proto::control_client::ControlClient;
 use rustls::crypto::aws_lc_rs;
@@ -208,18 +209,12 @@ impl Control {
         let call = "ListenBuildHistory";
         let mut client = self.client.clone().max_decoding_message_size(LARGEST_RECORD);
         let question = proto::BuildHistoryRequest { active_only: true, early_exit: true, ..Default::default() };
-        let mut answers = self.within(deadline, call, client.listen_build_history(question)).await?;
-        let started = proto::BuildHistoryEventType::Started as i32;
-        let mut builds = 0;
-        while builds < MOST_BUILDS {
-            let next = timeout_at(deadline, answers.message()).await;
-            let next = next.map_err(|_| ControlError::TimedOut { address: self.address, call })?;
-            match next.map_err(|status| self.failed(call, status))? {
-                Some(event) => builds += u32::from(event.r#type == started),
-                None => break,
-            }
+        let answers = self.within(deadline, call, client.listen_build_history(question)).await?;
+        match timeout_at(deadline, count(answers)).await {
+            Err(_) => Err(ControlError::TimedOut { address: self.address, call }),
+            Ok(Err(status)) => Err(self.failed(call, status)),
+            Ok(Ok(builds)) => Ok(builds),
         }
-        Ok(builds)
     }
 
     /// BuildKit's version, as it was built: `v0.34.2`.
@@ -251,6 +246,21 @@ impl Control {
         }
         ControlError::Rpc { address, call, status: Box::new(status) }
     }
+}
+
+/// Of the builds that have begun; at [`MOST_BUILDS`] it has seen enough.
+async fn count(
+    events: impl Stream<Item = Result<proto::BuildHistoryEvent, tonic::Status>>,
+) -> Result<u32, tonic::Status> {
+    let mut events = std::pin::pin!(events);
+    let mut builds = 0;
+    while let Some(event) = events.next().await {
+        builds += u32::from(event?.r#type == proto::BuildHistoryEventType::Started as i32);
+        if builds == MOST_BUILDS {
+            break;
+        }
+    }
+    Ok(builds)
 }
 
 async fn handshake(target: &DaemonTarget) -> Result<tokio_rustls::client::TlsStream<TcpStream>, ControlError> {
@@ -351,5 +361,36 @@ mod watch {
             let outcome = Pin::new(&mut self.stream).poll_shutdown(cx);
             self.note(outcome)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+
+    use super::*;
+
+    fn event(kind: proto::BuildHistoryEventType) -> proto::BuildHistoryEvent {
+        proto::BuildHistoryEvent { r#type: kind as i32, record: None }
+    }
+
+    #[tokio::test]
+    async fn only_builds_that_go_on_are_counted() {
+        use proto::BuildHistoryEventType::{Complete, Deleted, Started};
+        let events = [Started, Complete, Started, Deleted].map(|kind| Ok(event(kind)));
+        assert_eq!(count(stream::iter(events)).await.expect("counted"), 2);
+        assert_eq!(count(stream::empty()).await.expect("counted"), 0);
+    }
+
+    #[tokio::test]
+    async fn the_counting_has_an_end_where_the_builds_have_none() {
+        let endless = stream::repeat_with(|| Ok(event(proto::BuildHistoryEventType::Started)));
+        assert_eq!(count(endless).await.expect("counted"), MOST_BUILDS);
+    }
+
+    #[tokio::test]
+    async fn a_count_that_breaks_off_is_none() {
+        let events = [Ok(event(proto::BuildHistoryEventType::Started)), Err(tonic::Status::unavailable("gone"))];
+        assert!(count(stream::iter(events)).await.is_err());
     }
 }

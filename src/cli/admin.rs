@@ -29,7 +29,7 @@ fn explained(why: &Why) -> String {
     if !why.events.is_empty() {
         text += "lately:\n";
         for event in &why.events {
-            let _ = writeln!(text, "  {}", super::events::line(event));
+            let _ = writeln!(text, "  {}", super::events::line_of_one(event));
         }
     }
     text
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(
             text,
             "p1: It is \u{fffd}[2Jwarm.\n  because  one\n           two\n  next     stop at noon\nlately:\n  \
-             2026-11-29T00:00:00Z      -                  step        start (by uid 0; rule: hot)\n"
+             2026-11-29T00:00:00Z      step        start (by uid 0; rule: hot)\n"
         );
     }
 }

@@ -40,12 +40,20 @@ pub(super) async fn print(client: &Client, args: &EventsArgs) -> Result<(), CliE
 
 /// For people, on one line as long as its text is.
 pub(super) fn line(event: &EventView) -> String {
-    let key = event.key.as_deref().unwrap_or("-");
+    plain(&format!("{:<24}  {:<17}  {}", event.at, event.key.as_deref().unwrap_or("-"), matter(event)))
+}
+
+/// Without its project, where that is clear.
+pub(super) fn line_of_one(event: &EventView) -> String {
+    plain(&format!("{:<24}  {}", event.at, matter(event)))
+}
+
+fn matter(event: &EventView) -> String {
     let by = event.by.as_ref().map(|by| format!("by {by}"));
     let rule = event.rule.as_ref().map(|rule| format!("rule: {rule}"));
     let whence: Vec<String> = by.into_iter().chain(rule).collect();
     let whence = if whence.is_empty() { String::new() } else { format!(" ({})", whence.join("; ")) };
-    plain(&format!("{:<24}  {key:<17}  {:<10}  {}{whence}", event.at, event.kind, event.text))
+    format!("{:<10}  {}{whence}", event.kind, event.text)
 }
 
 /// Puts chunks together to lines, and `data:` lines to events. What is no event of ours is passed over: a newer kilnd

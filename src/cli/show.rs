@@ -150,7 +150,12 @@ pub(super) async fn stop(client: &Client, args: &StopArgs) -> Result<(), CliErro
     if args.json {
         return print::json(&client.project(&args.key).await?);
     }
-    print::out(&format!("{} is stopped; its cache stays\n", args.key))
+    let words = if args.force {
+        "was stopped by force; its cache stays, and a build that still counts on it brings it up again"
+    } else {
+        "is stopped; its cache stays"
+    };
+    print::out(&format!("{} {words}\n", args.key))
 }
 
 /// An RFC 3339 instant, and how long ago that was.

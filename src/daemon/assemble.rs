@@ -13,7 +13,7 @@ use kiln_domain::admission::AdmissionPolicy;
 use kiln_domain::health::HealthPolicy;
 use kiln_domain::idle::IdlePolicy;
 use kiln_domain::lease::LeasePolicy;
-use kiln_domain::settings::SettingsError;
+use kiln_domain::settings::{HostSize, SettingsError};
 use thiserror::Error;
 
 use crate::api::ListenError;
@@ -188,6 +188,7 @@ fn projects_config(config: &Config) -> Result<ProjectsConfig, StartError> {
         defaults: config.defaults(),
         rules,
         trash_kept: config.policy.trash_kept,
+        host_size: host_size(),
         deadlines: deadlines(config),
         addresses: config.addresses().hosts(),
         addressing: Addressing {
@@ -204,6 +205,12 @@ fn projects_config(config: &Config) -> Result<ProjectsConfig, StartError> {
             RuntimeKind::Incus => "this version has no isolated forks yet".to_owned(),
         }),
     })
+}
+
+fn host_size() -> HostSize {
+    let cpus = std::thread::available_parallelism().ok().and_then(|cpus| u32::try_from(cpus.get()).ok());
+    let memory_bytes = PressureFiles::default().read().ok().map(|host| host.memory_total);
+    HostSize { cpus, memory_bytes }
 }
 
 fn policy(config: &Config) -> Policy {

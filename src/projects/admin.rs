@@ -95,7 +95,8 @@ impl Projects {
 
     /// Why a project is as it is, and what happened to it lately, the newest last.
     pub async fn why(&self, key: &Key) -> Result<(Explanation, Vec<Event>), VerbError> {
-        let after = self.shared.deadlines.observe;
+        // Longer than the look that it may have to wait for.
+        let after = self.shared.deadlines.observe + Duration::from_secs(5);
         for _ in 0..TRIES {
             let worker = self.registry.worker(&self.shared, key, None).await?;
             let worker = worker.ok_or_else(|| VerbError::Unknown(key.clone()))?;

@@ -13,6 +13,7 @@ use kiln_domain::admission::{AdmissionPolicy, HostLoad, Verdict, WaitsFor, admit
 use kiln_domain::plan::Place;
 use kiln_domain::{Key, Timestamp};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::effects::Effects;
@@ -28,15 +29,22 @@ pub(super) struct Admission {
     policy: AdmissionPolicy,
     effects: Arc<dyn Effects>,
     state: Mutex<State>,
-    reading: tokio::sync::Mutex<Option<(Instant, HostLoad)>>,
+    reading: tokio::sync::Mutex<Reading>,
     /// For the task that watches the host while somebody waits.
     own: Weak<Self>,
+}
+
+/// What was read last, and a reading that has not come back: a storage that hangs is asked once.
+#[derive(Default)]
+struct Reading {
+    last: Option<(Instant, HostLoad)>,
+    pending: Option<JoinHandle<HostLoad>>,
 }
 
 #[derive(Default)]
 struct State {
     starting: BTreeSet<Key>,
-    /// Daemons that are up and not among the starting.
+    /// Daemons that are up; one on its way up may be among them already.
     up: BTreeSet<Key>,
     /// Daemons that are up and that nobody needs, since when.
     unneeded: BTreeMap<Key, (Timestamp, mpsc::Sender<Message>)>,
@@ -45,6 +53,10 @@ struct State {
     waits_for: Option<WaitsFor>,
     load: HostLoad,
     watched: bool,
+    /// Which daemon was last asked to make room, and when.
+    asked: Option<(Key, Instant)>,
+    /// When one last went.
+    eased: Option<Instant>,
 }
 
 struct Waiting {
@@ -72,7 +84,8 @@ pub struct QueueFigures {
 
 impl State {
     fn load(&self) -> HostLoad {
-        HostLoad { starting: self.starting.len(), running: self.up.len(), queued: self.queue.len(), ..self.load }
+        let running = self.up.difference(&self.starting).count();
+        HostLoad { starting: self.starting.len(), running, queued: self.queue.len(), ..self.load }
     }
 
     fn place(&self, key: &Key) -> Option<Place> {
@@ -87,12 +100,23 @@ impl State {
 
     /// Lets in whoever may start now, in order.
     fn promote(&mut self, policy: &AdmissionPolicy) {
+        let before = (self.queue.len(), self.waits_for);
+        self.let_in(policy);
+        if before != (self.queue.len(), self.waits_for) {
+            // Each has another place now, or waits for something else, and tells its callers.
+            for waiting in &self.queue {
+                let _ = waiting.mailbox.try_send(Message::Nudge);
+            }
+        }
+    }
+
+    fn let_in(&mut self, policy: &AdmissionPolicy) {
         while let Some(first) = self.queue.front() {
             match admit(&HostLoad { queued: 0, ..self.load() }, first.new_volume, policy) {
                 Verdict::Admit => {
                     if let Some(Waiting { key, mailbox, .. }) = self.queue.pop_front() {
                         self.starting.insert(key);
-                        // A full mailbox needs no nudge: the worker asks for its place with each decision.
+                        // A full mailbox needs no nudge: the worker looks for its place with each message it takes out.
                         let _ = mailbox.try_send(Message::Nudge);
                     }
                 }
@@ -177,6 +201,11 @@ impl Admission {
     pub(super) fn report(&self, key: &Key, standing: Standing, mailbox: &mpsc::Sender<Message>) {
         let mut state = self.state();
         state.unneeded.remove(key);
+        let answered = matches!(standing, Standing::Down | Standing::Needed);
+        if answered && state.asked.as_ref().is_some_and(|(asked, _)| asked == key) {
+            state.asked = None;
+            state.eased = (standing == Standing::Down).then(Instant::now);
+        }
         let went = match standing {
             Standing::Down => state.up.remove(key),
             Standing::Needed => {
@@ -196,18 +225,30 @@ impl Admission {
 
     pub(super) fn figures(&self) -> QueueFigures {
         let state = self.state();
-        QueueFigures { starting: state.starting.len(), queued: state.queue.len(), running: state.up.len() }
+        let HostLoad { starting, running, queued, .. } = state.load();
+        QueueFigures { starting, queued, running }
     }
 
     async fn read(&self) -> HostLoad {
         let mut reading = self.reading.lock().await;
-        if let Some((at, load)) = *reading
+        if let Some((at, load)) = reading.last
             && at.elapsed() < FRESH
         {
             return load;
         }
-        let load = tokio::time::timeout(READ_PATIENCE, self.effects.load()).await.unwrap_or_default();
-        *reading = Some((Instant::now(), load));
+        let pending = reading.pending.get_or_insert_with(|| {
+            let effects = self.effects.clone();
+            tokio::spawn(async move { effects.load().await })
+        });
+        // What is not known holds nothing back.
+        let load = match tokio::time::timeout(READ_PATIENCE, pending).await {
+            Ok(read) => {
+                reading.pending = None;
+                read.unwrap_or_default()
+            }
+            Err(_) => HostLoad::default(),
+        };
+        reading.last = Some((Instant::now(), load));
         load
     }
 
@@ -235,13 +276,26 @@ impl Admission {
     }
 }
 
-/// One at a time: what it gives back is seen before the next is asked.
+/// A daemon that was asked to go is given this long, and then the next is asked: a stop may take its drain.
+const GOES_WITHIN: Duration = Duration::from_secs(60);
+
+/// The kernel's figure for memory pressure is an average over this long: what a stop gave back shows only then.
+const SHOWS_WITHIN: Duration = Duration::from_secs(10);
+
+/// One at a time, the one that nobody has needed for longest: the next is asked when it is down, or needed again.
 fn make_room(state: &mut State) {
-    if !state.waits_for.is_some_and(WaitsFor::eased_by_a_stop) {
+    let waits = state.waits_for.is_some_and(WaitsFor::eased_by_a_stop);
+    let asked = state.asked.as_ref().is_some_and(|(_, at)| at.elapsed() < GOES_WITHIN);
+    let lags = matches!(state.waits_for, Some(WaitsFor::MemoryPressure { .. }));
+    let eased = lags && state.eased.is_some_and(|at| at.elapsed() < SHOWS_WITHIN);
+    if !waits || asked || eased {
         return;
     }
     let longest = state.unneeded.iter().min_by_key(|(_, (since, _))| *since).map(|(key, _)| key.clone());
-    if let Some((_, mailbox)) = longest.and_then(|key| state.unneeded.remove(&key)) {
+    if let Some(key) = longest
+        && let Some((_, mailbox)) = state.unneeded.remove(&key)
+    {
         let _ = mailbox.try_send(Message::RoomWanted);
+        state.asked = Some((key, Instant::now()));
     }
 }

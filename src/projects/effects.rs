@@ -41,6 +41,11 @@ pub trait Effects: Send + Sync + 'static {
     /// Everything on the host that is ours, or stands where ours should stand.
     async fn survey(&self) -> Result<Survey, EffectError>;
 
+    /// The volumes of [`Effects::survey`], for which no runtime has to answer.
+    async fn volumes(&self) -> Result<Vec<FoundVolume>, EffectError> {
+        Ok(self.survey().await?.volumes)
+    }
+
     /// Removes an instance that is no project's, by its name in [`Survey`]. One that runs is refused.
     async fn remove_instance(&self, name: &str) -> Result<(), EffectError>;
 
@@ -119,6 +124,8 @@ pub struct StepDeadlines {
 impl StepDeadlines {
     /// For what a stop needs beyond its drain: the force, and the runtime's own bookkeeping.
     const STOP_MARGIN: Duration = Duration::from_secs(30);
+    /// What measuring a cache before a stop may take.
+    pub(super) const SETTLE: Duration = Duration::from_secs(10);
     /// For the runtime's side of a question.
     const ASK_MARGIN: Duration = Duration::from_secs(5);
 
@@ -130,7 +137,9 @@ impl StepDeadlines {
             Step::StartInstance => self.start_instance,
             Step::AdoptInstance => self.observe,
             Step::AwaitServing => self.await_serving + Self::ASK_MARGIN,
-            Step::Probe | Step::CountBuilds => self.ask + Self::ASK_MARGIN,
+            Step::Probe => self.ask + Self::ASK_MARGIN,
+            // It is asked twice, and measures its cache in between.
+            Step::CountBuilds => self.ask * 2 + Self::SETTLE + Self::ASK_MARGIN,
             Step::StopInstance(_) | Step::DestroyInstance => self.drain + Self::STOP_MARGIN,
         }
     }
@@ -141,7 +150,7 @@ impl Default for StepDeadlines {
         Self {
             observe: Duration::from_secs(15),
             create_volume: Duration::from_secs(60),
-            write_files: Duration::from_secs(15),
+            write_files: Duration::from_secs(60),
             create_instance: Duration::from_secs(120),
             start_instance: Duration::from_secs(60),
             await_serving: Duration::from_secs(60),

@@ -1,10 +1,11 @@
 //! [`Projects`]: how a build asks for a daemon.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::admission::AdmissionPolicy;
+use kiln_domain::settings::HostSize;
 use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, Rules, Settings};
 use kiln_wire::{Credential, RouteResponse};
 use std::net::SocketAddrV4;
@@ -33,6 +34,8 @@ pub struct ProjectsConfig {
     /// What counts for a project that says nothing else.
     pub defaults: Settings,
     pub rules: Rules,
+    /// Beyond which no setting of a project may go.
+    pub host_size: HostSize,
     pub deadlines: StepDeadlines,
     pub addresses: AddressPool,
     pub addressing: Addressing,
@@ -56,6 +59,7 @@ impl ProjectsConfig {
             admission: AdmissionPolicy::default(),
             defaults: Settings::default(),
             rules: Rules::default(),
+            host_size: HostSize::default(),
             deadlines: StepDeadlines::default(),
             addresses,
             addressing,
@@ -161,6 +165,7 @@ impl Projects {
         let metrics = Arc::new(Metrics::new());
         let shared = Shared {
             metrics,
+            rebuilding: Mutex::default(),
             admission: Admission::new(config.admission, effects.clone()),
             store,
             effects,
@@ -168,6 +173,7 @@ impl Projects {
             policy: config.policy,
             defaults: config.defaults.clone(),
             rules: config.rules.clone(),
+            host_size: config.host_size,
             deadlines: config.deadlines,
             addresses: config.addresses,
         };
@@ -261,7 +267,9 @@ impl Projects {
         self.stay(&worker, routed, patience).await
     }
 
-    /// Waits with a lease in hand. Only the wait can fail then, and it says so; the lease stays with its client.
+    /// Waits with a lease in hand. What may pass is told as where the daemon stands, and the lease stays with its client;
+    /// what somebody has to mend first is an error, or its client would poll until its patience is over. A lease that was
+    /// made for this answer goes with it, one from before stays.
     async fn stay(&self, worker: &WorkerHandle, mut routed: Routed, patience: Duration) -> Result<Routed, RouteError> {
         if matches!(routed.standing, Standing::Ready(_)) {
             return Ok(routed);
@@ -271,6 +279,9 @@ impl Projects {
         if worker.mailbox.send(Message::Await { reply }).await.is_ok() {
             match self.wait(worker, patience.min(self.config.route_wait), answer).await {
                 Ok(Some(Ok(warm))) => routed.standing = Standing::Ready(Ready { generation: warm.generation }),
+                Ok(Some(Err(refusal))) if matches!(refusal.kind, RefusalKind::Broken | RefusalKind::NotAdmitted) => {
+                    return Err(refusal.into());
+                }
                 // One that knows its lease comes back; what went wrong is where the daemon stands.
                 Ok(Some(Err(_)) | None) | Err(_) => routed.standing = worker.standing(),
             }
@@ -332,14 +343,13 @@ impl Projects {
     }
 
     /// The client of a lease is there: its grace starts anew, its end stays.
-    pub async fn renew(&self, token: &LeaseToken) -> Result<(Lease, kiln_domain::Timestamp), RenewError> {
+    pub async fn renew(&self, token: &LeaseToken) -> Result<Lease, RenewError> {
         let Some((key, _)) = self.shared.store.lease(&token.hash()).await? else { return Err(RenewError::Unknown) };
         let worker = self.registry.worker(&self.shared, &key, None).await?.ok_or(RenewError::Unknown)?;
         match worker.renew(token).await {
             Some(Renewing { lease, renewed: Some(renewed) }) => {
-                let ends = lease.renewed.plus(self.config.policy.lease.grace).min(lease.expires);
                 // One that was released meanwhile is not there to be renewed.
-                if renewed.await? { Ok((lease, ends)) } else { Err(RenewError::Unknown) }
+                if renewed.await? { Ok(lease) } else { Err(RenewError::Unknown) }
             }
             Some(Renewing { renewed: None, .. }) => Err(RenewError::Ended),
             None => Err(RenewError::Unknown),

@@ -17,7 +17,7 @@ use super::effects::{EffectError, Effects, StepDeadlines, Survey};
 use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarget, ProbeError, await_serving};
 use crate::clock::Clock;
 use crate::host::pressure::PressureFiles;
-use crate::host::volumes::{Fullness, TrashName, Trashed, VolumeEngine, VolumeError};
+use crate::host::volumes::{FoundVolume, Fullness, TrashName, Trashed, Volume, VolumeEngine, VolumeError};
 use crate::host::{Change, InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, StopBound};
 use crate::pki::{DaemonNames, Pki, PkiError};
 
@@ -72,8 +72,8 @@ const PROBE_CREDENTIAL_RENEWED: Duration = Duration::from_secs(1800);
 /// How long a look waits for a daemon that runs; a loaded one is looked at again by the wait for its first answer.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Measuring walks what the last builds wrote. Within the margin that a stop has beyond its drain.
-const SETTLE_PATIENCE: Duration = Duration::from_secs(10);
+/// Measuring walks what the last builds wrote.
+const SETTLE_PATIENCE: Duration = StepDeadlines::SETTLE;
 
 impl HostEffects {
     pub fn new(config: HostEffectsConfig, parts: HostParts) -> Self {
@@ -109,7 +109,11 @@ impl HostEffects {
 
     /// The spec, with the volume where the engine says that it is.
     async fn spec_on_host(&self, record: &ProjectRecord, settings: &Settings) -> Result<InstanceSpec, EffectError> {
-        let volume = self.parts.volumes.get(&record.key).await?;
+        let volume = match self.parts.volumes.get(&record.key).await {
+            // What runs on it can be stopped all the same.
+            Err(VolumeError::Foreign { .. }) => None,
+            found => found?,
+        };
         Ok(self.spec(record, settings, volume.map(|volume| volume.path).unwrap_or_default()))
     }
 
@@ -284,10 +288,19 @@ impl HostEffects {
         Ok(Done::Probed(Probed { answered, cpu }))
     }
 
+    /// The last question before a stop in peace, so what may take its time is done before it is asked for the last time.
     async fn count_builds(&self, record: &ProjectRecord, settings: &Settings) -> Result<Done, EffectError> {
         let target = self.target(record).await?;
-        let deadline = tokio::time::Instant::now() + self.config.deadlines.ask;
-        match self.parts.probe.builds(&target, deadline).await {
+        let ask = async || {
+            let deadline = tokio::time::Instant::now() + self.config.deadlines.ask;
+            self.parts.probe.builds(&target, deadline).await
+        };
+        let mut counted = ask().await;
+        if let Ok(0) = counted {
+            self.settle(record).await;
+            counted = ask().await;
+        }
+        match counted {
             Ok(count) => Ok(Done::Builds { count: Some(count), cpu: None }),
             Err(error) => {
                 tracing::debug!(key = %record.key, %error, "it did not say which builds run");
@@ -317,14 +330,18 @@ impl HostEffects {
 #[async_trait]
 impl Effects for HostEffects {
     async fn observe(&self, record: &ProjectRecord, settings: &Settings) -> Result<Observed, EffectError> {
-        let found = self.parts.volumes.get(&record.key).await?;
-        let volume = match &found {
-            None => VolumeSeen::Absent,
-            Some(volume) if is_of(record, &volume.properties) => VolumeSeen::Ready,
-            Some(volume) => VolumeSeen::Foreign { found: owner(&volume.properties) },
+        let (volume, path) = match self.parts.volumes.get(&record.key).await {
+            Ok(None) => (VolumeSeen::Absent, PathBuf::new()),
+            Ok(Some(volume)) if is_of(record, &volume.properties) => (VolumeSeen::Ready, volume.path),
+            Ok(Some(volume)) => (VolumeSeen::Foreign { found: owner(&volume.properties) }, volume.path),
+            Err(VolumeError::Foreign { found, .. }) => (VolumeSeen::Foreign { found }, PathBuf::new()),
+            Err(error) => return Err(error.into()),
         };
-        let path = found.map(|volume| volume.path).unwrap_or_default();
-        let files = self.look_at_files(record, settings, path.clone()).await?;
+        // The configuration names the volume: beside one that is not ours nothing can be said of it.
+        let files = match volume {
+            VolumeSeen::Foreign { .. } => FilesSeen::Current,
+            _ => self.look_at_files(record, settings, path.clone()).await?,
+        };
         let instance = match self.parts.runtime.look(&self.spec(record, settings, path)).await? {
             InstanceState::Absent => InstanceSeen::Absent,
             InstanceState::HalfMade { why } => InstanceSeen::HalfMade { why },
@@ -348,6 +365,7 @@ impl Effects for HostEffects {
             Step::CreateInstance => runtime.create(&spec().await?).await?,
             Step::DestroyInstance => runtime.destroy(&spec().await?).await?,
             Step::StartInstance => {
+                self.describe(record).await?;
                 return Ok(Done::Started { incarnation: runtime.start(&spec().await?).await? });
             }
             // The worker has taken its note; the host is as it is.
@@ -358,10 +376,7 @@ impl Effects for HostEffects {
             Step::Discard => self.discard(record).await?,
             Step::StopInstance(how) => {
                 let bound = match how {
-                    Stop::Graceful => {
-                        self.settle(record).await;
-                        StopBound::Graceful(self.config.deadlines.drain)
-                    }
+                    Stop::Graceful => StopBound::Graceful(self.config.deadlines.drain),
                     Stop::Force => StopBound::Force,
                 };
                 runtime.stop(&spec().await?, bound).await?;
@@ -378,8 +393,10 @@ impl Effects for HostEffects {
     }
 
     async fn describe(&self, record: &ProjectRecord) -> Result<(), EffectError> {
-        if self.parts.volumes.get(&record.key).await?.is_some() {
-            self.parts.volumes.set_properties(&record.key, &described(record)).await?;
+        let wanted = described(record);
+        let differs = |volume: &Volume| wanted.iter().any(|(name, value)| volume.properties.get(name) != Some(value));
+        if self.parts.volumes.get(&record.key).await?.as_ref().is_some_and(differs) {
+            self.parts.volumes.set_properties(&record.key, &wanted).await?;
         }
         Ok(())
     }
@@ -411,6 +428,10 @@ impl Effects for HostEffects {
 
     async fn survey(&self) -> Result<Survey, EffectError> {
         Ok(Survey { instances: self.parts.runtime.found().await?, volumes: self.parts.volumes.found().await? })
+    }
+
+    async fn volumes(&self) -> Result<Vec<FoundVolume>, EffectError> {
+        Ok(self.parts.volumes.found().await?)
     }
 
     async fn remove_instance(&self, name: &str) -> Result<(), EffectError> {

@@ -5,11 +5,14 @@
 
 use std::time::Duration;
 
-use kiln_domain::{Key, Timestamp};
+use kiln_domain::{Key, Phase, Timestamp};
+
+use tokio::time::Instant;
 
 use super::effects::EffectError;
 use super::handle::Projects;
 use super::reconcile::ReconcileError;
+use crate::host::Properties;
 use crate::host::volumes::{ParseNameError, TrashName, Trashed};
 
 /// The trash is looked through this often at least: its storage fills without telling.
@@ -30,15 +33,33 @@ impl Projects {
             .collect())
     }
 
-    /// Brings a cache back, and with it its project.
+    /// Brings a cache back, and with it its project. One that came back without its project, because Kiln died in between,
+    /// gets it with the next call.
     pub async fn restore(&self, name: &str) -> Result<Key, ReconcileError> {
         let name = parse(name)?;
-        if self.shared.store.project(name.key()).await?.is_some_and(|record| !record.phase.is_quiet()) {
+        let rests = |phase: &Phase| phase.is_quiet() || matches!(phase, Phase::Failed { .. });
+        if self.shared.store.project(name.key()).await?.is_some_and(|record| !rests(&record.phase)) {
             let why = format!("{} is in use: remove it first, or wait until it is idle", name.key());
             return Err(ReconcileError::Impossible(why));
         }
-        let properties = self.shared.effects.restore(&name).await?;
+        let there = self.shared.effects.trash().await?.iter().any(|entry| entry.name == name);
+        let properties = if there {
+            self.shared.effects.restore(&name).await?
+        } else {
+            self.without_project(name.key())
+                .await?
+                .ok_or_else(|| ReconcileError::NotInTrash { name: name.to_string() })?
+        };
         self.adopt_from(&properties, "admin").await
+    }
+
+    /// The marks of a cache that is in its place and whose project is unknown.
+    async fn without_project(&self, key: &Key) -> Result<Option<Properties>, ReconcileError> {
+        if self.shared.store.project(key).await?.is_some() {
+            return Ok(None);
+        }
+        let found = self.shared.effects.survey().await?.volumes;
+        Ok(found.into_iter().find(|volume| volume.key.as_ref() == Some(key)).map(|volume| volume.properties))
     }
 
     /// Frees one for good. False: there is none of that name.
@@ -64,8 +85,9 @@ impl Projects {
     }
 
     pub(super) async fn empty_trash_by_age(&self) {
+        let mut calm = Calm::new(self.shared.clock.now());
         loop {
-            let next = match self.purge_what_is_due().await {
+            let next = match self.purge_what_is_due(calm.holds(self.shared.clock.now())).await {
                 Ok(next) => next,
                 Err(error) => {
                     tracing::warn!(%error, "the trash could not be looked through; trying again later");
@@ -77,15 +99,15 @@ impl Projects {
         }
     }
 
-    /// Answers when the next is due.
-    async fn purge_what_is_due(&self) -> Result<Option<Timestamp>, EffectError> {
+    /// Answers when the next is due. `by_age`: whether the clock can be trusted with that.
+    async fn purge_what_is_due(&self, by_age: bool) -> Result<Option<Timestamp>, EffectError> {
         let mut trash = self.trash().await?;
         trash.sort_by_key(|(entry, _)| entry.since);
         let mut next = None;
         for (entry, expires) in trash {
             let full =
                 self.shared.effects.load().await.storage.is_some_and(|p| p >= self.config.admission.full_for_new);
-            let due = expires <= self.shared.clock.now();
+            let due = by_age && expires <= self.shared.clock.now();
             if !due && !full {
                 next = next.or(Some(expires));
                 continue;
@@ -103,6 +125,52 @@ impl Projects {
     }
 }
 
+/// What is freed is gone for good, and a wall clock may leap: only one that has gone as evenly as the other for a while can
+/// say that something is old.
+struct Calm {
+    anchor: (Timestamp, Instant),
+    since: Instant,
+}
+
+impl Calm {
+    const LONG_ENOUGH: Duration = Duration::from_hours(1);
+    const LEAP: Duration = Duration::from_secs(60);
+
+    fn new(now: Timestamp) -> Self {
+        Self { anchor: (now, Instant::now()), since: Instant::now() }
+    }
+
+    fn holds(&mut self, now: Timestamp) -> bool {
+        let expected = self.anchor.0.plus(self.anchor.1.elapsed());
+        self.anchor = (now, Instant::now());
+        if now.since(expected).max(expected.since(now)) > Self::LEAP {
+            tracing::warn!("the clock has leapt; nothing in the trash is taken to be old for a while");
+            self.since = Instant::now();
+        }
+        self.since.elapsed() >= Self::LONG_ENOUGH
+    }
+}
+
 fn parse(name: &str) -> Result<TrashName, ReconcileError> {
     name.parse().map_err(|error: ParseNameError| ReconcileError::Impossible(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_old_by_a_clock_that_has_leapt() {
+        let at = |minutes: i64| Timestamp::from_millis(minutes * 60_000);
+        let mut calm = Calm::new(at(0));
+        assert!(!calm.holds(at(0)), "nor at the start");
+        tokio::time::advance(Duration::from_mins(61)).await;
+        assert!(calm.holds(at(61)));
+        tokio::time::advance(Duration::from_mins(10)).await;
+        assert!(!calm.holds(at(20_000)), "forward by days");
+        tokio::time::advance(Duration::from_mins(50)).await;
+        assert!(!calm.holds(at(20_050)));
+        tokio::time::advance(Duration::from_mins(10)).await;
+        assert!(calm.holds(at(20_060)), "it has stayed so");
+    }
 }

@@ -66,6 +66,11 @@ pub(super) enum Message {
         change: Box<dyn FnOnce(&mut Settings) + Send>,
         reply: oneshot::Sender<Result<(), SetRefusal>>,
     },
+    /// Settings that could not be written do not count.
+    SetFailed {
+        wanted: Settings,
+        before: Settings,
+    },
     Why {
         reply: oneshot::Sender<Explanation>,
     },

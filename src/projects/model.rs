@@ -120,6 +120,12 @@ impl ModelEffects {
         self.host().done.clone()
     }
 
+    /// An event about the instance, whatever it is.
+    pub fn happen(&self, key: &Key) {
+        // Nobody may be listening.
+        let _ = self.events.send(InstanceEvent::Changed(key.clone()));
+    }
+
     /// The daemon dies by itself.
     pub fn kill(&self, key: &Key) {
         if let Some(seen) = self.host().seen.get_mut(key) {

@@ -13,6 +13,7 @@ use kiln_domain::{Arch, BuildSpec, Key, Phase, Settings};
 use kiln_wire::{Orphan, OrphanKind};
 use thiserror::Error;
 use tokio::sync::broadcast;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -20,9 +21,16 @@ use super::effects::{EffectError, Survey};
 use super::handle::Projects;
 use super::messages::Message;
 use super::registry::WorkerHandle;
+use crate::causes::in_one_line;
 use crate::host::{InstanceEvent, Properties};
 use crate::metrics::PhaseLabel;
 use crate::store::{NewEvent, StoreError, TakenUp};
+
+/// How long the start of Kiln waits for the host.
+const FIRST_TRY: Duration = Duration::from_secs(5);
+
+/// And of that for a runtime.
+const RUNTIME_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Between two tries to survey a host that does not answer.
 const SURVEY_AGAIN: Duration = Duration::from_secs(10);
@@ -37,6 +45,8 @@ pub enum ReconcileError {
     TimedOut { after: Duration },
     #[error("there is no orphan {name:?}")]
     NotThere { name: String },
+    #[error("there is nothing called {name:?} in the trash")]
+    NotInTrash { name: String },
     #[error("{0}")]
     Impossible(String),
 }
@@ -49,7 +59,10 @@ impl Projects {
         // Before the first look, so that nothing that happens after it goes unheard.
         let events = self.shared.effects.events();
         if self.shared.store.needs_rebuild().await? {
-            self.rebuild_or_say_why().await;
+            // Nobody is answered before this returns; a host that takes its time is looked through later.
+            if tokio::time::timeout(FIRST_TRY, self.try_to_rebuild()).await.is_err() {
+                self.shared.set_rebuilding(Some(format!("no answer within {} s", FIRST_TRY.as_secs())));
+            }
         }
         let TakenUp { projects, leases, damaged } = self.shared.store.take_up().await?;
         for row in damaged {
@@ -82,8 +95,10 @@ impl Projects {
                 Err(broadcast::error::RecvError::Closed) => return,
             };
             for WorkerHandle { mailbox, .. } in workers {
-                // A worker that has gone has nothing running.
-                let _ = mailbox.send(Message::InstanceChanged).await;
+                // A worker that has gone has nothing running; one that has much to do keeps nobody else's news waiting.
+                if let Err(TrySendError::Full(message)) = mailbox.try_send(Message::InstanceChanged) {
+                    tokio::spawn(async move { mailbox.send(message).await });
+                }
             }
         }
     }
@@ -96,6 +111,13 @@ impl Projects {
     /// Once the host answers: daemons that run get a worker, and orphans are told of.
     async fn survey_until_done(&self) {
         loop {
+            if self.shared.rebuilding().is_some() {
+                self.try_to_rebuild().await;
+                if self.shared.rebuilding().is_some() {
+                    tokio::time::sleep(SURVEY_AGAIN).await;
+                }
+                continue;
+            }
             match self.look_around().await {
                 Ok(orphans) => {
                     for Orphan { kind, name, why, .. } in orphans {
@@ -191,22 +213,33 @@ impl Projects {
         Ok(())
     }
 
-    async fn rebuild_or_say_why(&self) {
+    /// Until it succeeds, nobody gets a new project: it could be one that the host has.
+    async fn try_to_rebuild(&self) {
         match self.rebuild().await {
-            Ok(count) => tracing::warn!(count, "the database was empty and was filled from what is on the host"),
+            Ok(count) => {
+                tracing::warn!(count, "the database was empty and was filled from what is on the host");
+                self.shared.set_rebuilding(None);
+            }
             Err(error) => {
-                tracing::error!(%error, "the database is empty and the host could not be looked through: start kilnd again \
-                    when it can, or adopt what `kiln orphans` lists");
+                tracing::error!(%error, "the database is empty and the host cannot be looked through; trying again");
+                self.shared.set_rebuilding(Some(in_one_line(&error)));
             }
         }
     }
 
-    /// Fills the database from the marks on the host, and says how many projects it found. Volumes first: they carry
-    /// the settings.
+    /// Fills the database from the marks on the host, and says how many projects it found. The volumes are what counts: they
+    /// are the caches, and carry the settings. An instance without one is only worth its address; a runtime that is away
+    /// keeps nobody waiting for that.
     pub async fn rebuild(&self) -> Result<usize, ReconcileError> {
-        let survey = self.survey().await?;
-        let marks = survey.volumes.iter().map(|v| (&v.key, &v.properties));
-        let marks = marks.chain(survey.instances.iter().map(|i| (&i.key, &i.properties)));
+        let after = self.shared.deadlines.observe;
+        let volumes = tokio::time::timeout(after, self.shared.effects.volumes()).await;
+        let volumes = volumes.map_err(|_| ReconcileError::TimedOut { after })??;
+        let instances = match tokio::time::timeout(RUNTIME_PATIENCE, self.shared.effects.survey()).await {
+            Ok(Ok(survey)) => survey.instances,
+            Ok(Err(_)) | Err(_) => Vec::new(),
+        };
+        let marks = volumes.iter().map(|v| (&v.key, &v.properties));
+        let marks = marks.chain(instances.iter().map(|i| (&i.key, &i.properties)));
         let mut known = BTreeSet::new();
         for (key, properties) in marks {
             let Some(key) = key else { continue };
@@ -217,8 +250,14 @@ impl Projects {
                 Ok(record) => {
                     let text = "the project was found on the host, and put back into the database";
                     let event = NewEvent::new(self.shared.clock.now(), Some(key), "rebuilt", text);
-                    self.shared.store.adopt_project(record, self.shared.addresses, Some(event)).await?;
-                    known.insert(key.clone());
+                    match self.shared.store.adopt_project(record, self.shared.addresses, Some(event)).await {
+                        Ok(_) => drop(known.insert(key.clone())),
+                        Err(error) if error.is_retryable() => return Err(error.into()),
+                        Err(error) => {
+                            tracing::error!(%key, %error, "a project of the host cannot be put back; `kiln orphans` lists it");
+                            self.note("orphan", format!("{key} could not be put back into the database: {error}"));
+                        }
+                    }
                 }
                 Err(why) => tracing::warn!(%key, "an object on the host tells of no project: {why}"),
             }

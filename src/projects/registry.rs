@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use kiln_domain::settings::HostSize;
 use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, ProjectRecord, Rules, Settings};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -23,6 +24,9 @@ const MAILBOX_DEPTH: usize = 1024;
 /// Before a record is read again whose reading only had to wait too long for its turn.
 const READ_AGAIN: Duration = Duration::from_secs(1);
 
+/// A fault that shows again at once must not fill the processor.
+const AFTER_A_PANIC: Duration = Duration::from_secs(1);
+
 /// What every worker needs.
 pub(super) struct Shared {
     pub(super) store: Store,
@@ -30,14 +34,25 @@ pub(super) struct Shared {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) admission: Arc<Admission>,
     pub(super) metrics: Arc<Metrics>,
+    /// Why the database, which is new, has not been filled from the host yet.
+    pub(super) rebuilding: Mutex<Option<String>>,
     pub(super) policy: Policy,
     pub(super) defaults: Settings,
     pub(super) rules: Rules,
+    pub(super) host_size: HostSize,
     pub(super) deadlines: StepDeadlines,
     pub(super) addresses: AddressPool,
 }
 
 impl Shared {
+    pub(super) fn rebuilding(&self) -> Option<String> {
+        self.rebuilding.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_rebuilding(&self, why: Option<String>) {
+        *self.rebuilding.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
     /// What counts for a project.
     pub(super) fn settings(&self, record: &ProjectRecord) -> Settings {
         self.rules.settings(&record.settings, &record.spec.repo, &self.defaults)
@@ -118,6 +133,10 @@ impl Registry {
             return Ok(Some(worker));
         }
         let known = match spec {
+            // Its daemon may be running already, at an address that the empty database would give away.
+            Some(_) if let Some(why) = shared.rebuilding() => {
+                shared.store.project(key).await?.map(|_| true).ok_or(StoreError::Rebuilding { why })?
+            }
             Some(spec) => {
                 let created = shared.store.create_project(spec, shared.addresses, shared.clock.now()).await?;
                 if created.new {
@@ -132,6 +151,10 @@ impl Registry {
 
     /// The worker of a project that is in the store.
     pub(super) fn spawn(&self, shared: &Arc<Shared>, key: &Key) -> WorkerHandle {
+        self.spawn_with(shared, key, Connections::default())
+    }
+
+    fn spawn_with(&self, shared: &Arc<Shared>, key: &Key, connections: Connections) -> WorkerHandle {
         let mut workers = self.workers();
         if let Some(worker) = workers.get(key) {
             return worker.clone();
@@ -140,7 +163,6 @@ impl Registry {
         let step = Some("read its record");
         let unread = Status { phase: None, reason: String::new(), step, queue: None, leases: 0, pending: None };
         let (status, seen) = watch::channel(unread);
-        let connections = Connections::default();
         let worker = WorkerHandle { mailbox: own_mailbox.clone(), status: seen, connections: connections.clone() };
         workers.insert(key.clone(), worker.clone());
         let desk = Desk { mailbox, own_mailbox, status, connections };
@@ -149,13 +171,21 @@ impl Registry {
     }
 
     async fn live(self, shared: Arc<Shared>, key: Key, desk: Desk) {
-        let _entry = Entry { registry: self.clone(), key: key.clone(), mailbox: desk.own_mailbox.clone() };
+        let mut entry = Entry {
+            registry: self.clone(),
+            shared: Arc::clone(&shared),
+            key: key.clone(),
+            mailbox: desk.own_mailbox.clone(),
+            connections: desk.connections.clone(),
+            ended: false,
+        };
         match read(&shared, &key).await {
             Ok(Some((record, leases))) => Worker::new(shared, self, desk, record, leases).work().await,
             // Whoever waits sees its reply dropped and asks again.
             Ok(None) => {}
             Err(error) => tracing::error!(%key, %error, "cannot read a project"),
         }
+        entry.ended = true;
     }
 }
 
@@ -174,19 +204,38 @@ async fn read(shared: &Shared, key: &Key) -> Result<Option<(ProjectRecord, Vec<L
     }
 }
 
-/// Takes a worker out of the registry at its end, whichever: one that panicked must not lock its project up.
+/// Takes a worker out of the registry at its end, whichever. One that panicked must not lock its project up, nor leave its
+/// leases and its daemon to nobody: another takes its place after a moment, with the same open connections.
 struct Entry {
     registry: Registry,
+    shared: Arc<Shared>,
     key: Key,
     mailbox: mpsc::Sender<Message>,
+    connections: Connections,
+    ended: bool,
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let mut workers = self.registry.workers();
-        // One that found nothing left to do has gone already, and its place may be another's.
-        if workers.get(&self.key).is_some_and(|worker| worker.mailbox.same_channel(&self.mailbox)) {
-            workers.remove(&self.key);
+        {
+            let mut workers = self.registry.workers();
+            // One that found nothing left to do has gone already, and its place may be another's.
+            if workers.get(&self.key).is_some_and(|worker| worker.mailbox.same_channel(&self.mailbox)) {
+                workers.remove(&self.key);
+            }
+        }
+        // A task that is dropped with its runtime has not panicked.
+        if self.ended || !std::thread::panicking() {
+            return;
+        }
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            tracing::error!(key = %self.key, "a worker panicked; another takes its place");
+            let (registry, shared) = (self.registry.clone(), Arc::clone(&self.shared));
+            let (key, connections) = (self.key.clone(), self.connections.clone());
+            runtime.spawn(async move {
+                tokio::time::sleep(AFTER_A_PANIC).await;
+                registry.spawn_with(&shared, &key, connections);
+            });
         }
     }
 }

@@ -38,6 +38,8 @@ pub enum StoreError {
     /// It goes on, and its connection comes back with its end.
     #[error("a read of {path} did not end within {} s: look whether its disk hangs", .after.as_secs())]
     ReadHangs { path: PathBuf, after: Duration },
+    #[error("the database is new, and the host could not be looked through yet for the projects it has: {why}")]
+    Rebuilding { why: String },
     #[error("the database is closed")]
     Closed,
     /// Nothing was written. Reads go on.
@@ -79,16 +81,26 @@ const AFTER_A_REPAIR: Duration = Duration::from_secs(30);
 impl StoreError {
     /// Whether the same call may succeed later without anybody changing anything.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::ReadHangs { .. })
+        use StoreError::{ReadHangs, ReadsWaiting, Rebuilding, WritesWaiting};
+
+        matches!(self, WritesWaiting { .. } | ReadsWaiting { .. } | ReadHangs { .. } | Rebuilding { .. })
     }
 
     /// When to try the same call again: also where the disk must be seen to first, because whoever can wait does better to
     /// come again than to give up. `None`: it would fail as it did.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } => Some(SOON),
+            Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::Rebuilding { .. } => Some(SOON),
             Self::ReadHangs { .. } | Self::Full { .. } | Self::Disk { .. } => Some(AFTER_A_REPAIR),
-            _ => None,
+            Self::OtherIdentity { .. }
+            | Self::NoAddress { .. }
+            | Self::UnknownProject { .. }
+            | Self::NotRemoving { .. }
+            | Self::WrongKey { .. }
+            | Self::Closed
+            | Self::Sqlite { .. }
+            | Self::Column { .. }
+            | Self::Nonsense { .. } => None,
         }
     }
 

@@ -30,8 +30,15 @@ impl BuildTimes {
     }
 
     /// When the next one falls out of the day, which shortens an adaptive window.
-    pub fn as_slice(&self) -> &[Timestamp] {
-        &self.0
+    pub fn next_change(&self, now: Timestamp) -> Option<Timestamp> {
+        self.0.iter().map(|began| began.plus(Self::SPAN)).filter(|out| *out > now).min()
+    }
+
+    /// As if the clock had always been ahead by what it is now.
+    pub fn shift(&mut self, by_millis: i64) {
+        for began in &mut self.0 {
+            *began = began.shifted(by_millis);
+        }
     }
 }
 
@@ -50,11 +57,14 @@ mod tests {
         builds.note(hours(1));
         assert_eq!((builds.count(hours(2)), builds.count(hours(24)), builds.count(hours(25))), (2, 1, 0));
         builds.note(hours(24));
-        assert_eq!(builds.as_slice(), [hours(1), hours(24)]);
+        assert_eq!(
+            (builds.0.as_slice(), builds.next_change(hours(24))),
+            ([hours(1), hours(24)].as_slice(), Some(hours(25)))
+        );
         for _ in 0..100 {
             builds.note(hours(25));
         }
-        assert_eq!(builds.as_slice().len(), BuildTimes::KEPT);
+        assert_eq!(builds.0.len(), BuildTimes::KEPT);
     }
 
     #[test]

@@ -71,7 +71,7 @@ fn demand(situation: &Situation<'_>) -> Vec<String> {
 }
 
 fn health(situation: &Situation<'_>) -> Option<String> {
-    let silence = situation.health.silence(situation.now)?;
+    let silence = situation.health.silence()?;
     let text = format!("the daemon left {} call(s) unanswered in {}", silence.probes, span(silence.silent_for));
     Some(format!("{text}; that alone is no fault: it is wedged only if it does no work meanwhile"))
 }
@@ -83,6 +83,10 @@ fn roll(situation: &Situation<'_>) -> Option<String> {
         "it is replaced when no build needs it".to_owned()
     } else if let Some(until) = demand.roll_held_until(now, policy) {
         format!("a lease that was not released holds that back for another {}", left(now, until))
+    } else if demand.waiters > 0 {
+        "the requests that wait are served first".to_owned()
+    } else if let Some(builds) = situation.counted.map(|counted| counted.builds).filter(|builds| *builds > 0) {
+        format!("{builds} build(s) that it tells of hold that back")
     } else {
         "it is replaced now".to_owned()
     };

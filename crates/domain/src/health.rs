@@ -41,11 +41,14 @@ pub struct Health {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Silence {
-    since: Timestamp,
     probes: u32,
-    /// Processor time at the first probe of the silence.
+    last: Timestamp,
+    /// Processor time at the last probe.
     cpu: Option<Duration>,
-    worked: bool,
+    /// For how long it has been silent, and for how long of that, up to now, without work. Added up from probe to probe, each
+    /// time no more than two probes are apart: a clock that leaps is no silence.
+    silent: Duration,
+    idle: Duration,
 }
 
 /// Why a daemon is called wedged.
@@ -72,27 +75,38 @@ impl Health {
         self.suspect = true;
     }
 
-    pub fn note(&mut self, now: Timestamp, probed: Probed) {
+    pub fn note(&mut self, now: Timestamp, probed: Probed, policy: &HealthPolicy) {
         if probed.answered {
             *self = Self::answered(now);
             return;
         }
         self.last = Some(now);
         self.suspect = false;
-        let silence = self.silence.get_or_insert(Silence { since: now, probes: 0, cpu: probed.cpu, worked: false });
-        silence.probes = silence.probes.saturating_add(1);
-        silence.worked |= match (silence.cpu, probed.cpu) {
-            (Some(before), Some(after)) => {
-                // What ended drops out of the sum, so a fall is a sign of life as well.
-                after.abs_diff(before) > now.since(silence.since) / Self::IDLE_SHARE + Duration::from_millis(20)
+        let fresh = Silence { probes: 0, last: now, cpu: None, silent: Duration::ZERO, idle: Duration::ZERO };
+        let silence = self.silence.get_or_insert(fresh);
+        let step = now.since(silence.last).min(policy.ask_again * 2);
+        silence.silent += step;
+        silence.idle = match (silence.cpu, probed.cpu) {
+            // What ended drops out of the sum, so a fall is a sign of life as well.
+            (Some(before), Some(after))
+                if after.abs_diff(before) <= step / Self::IDLE_SHARE + Duration::from_millis(10) =>
+            {
+                silence.idle + step
             }
-            // What cannot be told may be work.
-            _ => true,
+            // Work, or what may be some.
+            _ => Duration::ZERO,
         };
+        silence.probes = silence.probes.saturating_add(1);
+        (silence.last, silence.cpu) = (now, probed.cpu);
     }
 
     pub const fn is_silent(&self) -> bool {
         self.silence.is_some()
+    }
+
+    /// Silent several times over: slow or wedged, it takes no call now.
+    pub fn is_mute(&self) -> bool {
+        self.silence.is_some_and(|silence| silence.probes >= Self::PROBES)
     }
 
     /// Silent, or out of reach for somebody: to be asked even if nobody needs it.
@@ -101,8 +115,8 @@ impl Health {
     }
 
     /// For how long it has been silent, and how often it was asked meanwhile.
-    pub fn silence(&self, now: Timestamp) -> Option<Evidence> {
-        self.silence.map(|silence| Evidence { probes: silence.probes, silent_for: now.since(silence.since) })
+    pub fn silence(&self) -> Option<Evidence> {
+        self.silence.map(|silence| Evidence { probes: silence.probes, silent_for: silence.silent })
     }
 
     /// When to ask next.
@@ -114,13 +128,12 @@ impl Health {
         }
     }
 
-    pub fn wedged(&self, now: Timestamp, connected: bool, policy: &HealthPolicy) -> Option<Evidence> {
+    pub fn wedged(&self, connected: bool, policy: &HealthPolicy) -> Option<Evidence> {
         let silence = self.silence?;
-        let silent_for = now.since(silence.since);
         let enough = if connected { policy.wedged_after_connected } else { policy.wedged_after };
-        let idle = !silence.worked && silent_for >= enough;
-        let wedged = silence.probes >= Self::PROBES && (idle || silent_for >= policy.silent_at_most);
-        wedged.then_some(Evidence { probes: silence.probes, silent_for })
+        let wedged =
+            silence.probes >= Self::PROBES && (silence.idle >= enough || silence.silent >= policy.silent_at_most);
+        wedged.then_some(Evidence { probes: silence.probes, silent_for: silence.silent })
     }
 }
 
@@ -144,7 +157,7 @@ mod tests {
     fn silent(until: u32, cpu: impl Fn(u32) -> Option<Duration>) -> Health {
         let mut health = Health::default();
         for second in (0..=until).step_by(10) {
-            health.note(at(second), Probed { answered: false, cpu: cpu(second) });
+            health.note(at(second), Probed { answered: false, cpu: cpu(second) }, &POLICY);
         }
         health
     }
@@ -152,35 +165,45 @@ mod tests {
     #[test]
     fn silent_and_idle_is_wedged_after_its_span() {
         let idle = |_| Some(Duration::from_secs(5));
-        assert_eq!(silent(50, idle).wedged(at(50), false, &POLICY), None);
+        assert_eq!(silent(50, idle).wedged(false, &POLICY), None);
         let evidence = Evidence { probes: 7, silent_for: Duration::from_secs(60) };
-        assert_eq!(silent(60, idle).wedged(at(60), false, &POLICY), Some(evidence));
-        assert_eq!(silent(290, idle).wedged(at(290), true, &POLICY), None);
-        assert!(silent(300, idle).wedged(at(300), true, &POLICY).is_some());
+        assert_eq!(silent(60, idle).wedged(false, &POLICY), Some(evidence));
+        assert_eq!(silent(290, idle).wedged(true, &POLICY), None);
+        assert!(silent(300, idle).wedged(true, &POLICY).is_some());
     }
 
     #[test]
     fn one_that_works_is_slow_and_not_wedged() {
         let busy = |second| Some(Duration::from_secs(u64::from(second)));
-        assert_eq!(silent(3600, busy).wedged(at(3600), false, &POLICY), None);
-        assert_eq!(silent(3600, |_| None).wedged(at(3600), false, &POLICY), None);
-        assert!(silent(7200, busy).wedged(at(7200), false, &POLICY).is_some(), "no build takes that long");
+        assert_eq!(silent(3600, busy).wedged(false, &POLICY), None);
+        assert_eq!(silent(3600, |_| None).wedged(false, &POLICY), None);
+        assert!(silent(7200, busy).wedged(false, &POLICY).is_some(), "no build takes that long");
         let awake = |second| Some(Duration::from_millis(u64::from(second) * 5));
-        assert!(silent(60, awake).wedged(at(60), false, &POLICY).is_some(), "half a percent is no work");
+        assert!(silent(60, awake).wedged(false, &POLICY).is_some(), "half a percent is no work");
     }
 
     #[test]
     fn an_answer_clears_it() {
         let mut health = silent(600, |_| Some(Duration::ZERO));
-        health.note(at(610), Probed { answered: true, cpu: None });
-        assert_eq!((health.wedged(at(9999), false, &POLICY), health.is_silent()), (None, false));
+        health.note(at(610), Probed { answered: true, cpu: None }, &POLICY);
+        assert_eq!((health.wedged(false, &POLICY), health.is_silent()), (None, false));
     }
 
     #[test]
     fn a_clock_that_leaps_is_no_evidence() {
         let mut health = Health::default();
-        health.note(at(0), Probed { answered: false, cpu: Some(Duration::ZERO) });
-        assert_eq!(health.wedged(at(1_000_000), false, &POLICY), None);
+        for second in [0, 1_000_000, 1_000_010, 1_000_020] {
+            health.note(at(second), Probed { answered: false, cpu: Some(Duration::ZERO) }, &POLICY);
+        }
+        assert_eq!(health.wedged(false, &POLICY), None);
+    }
+
+    #[test]
+    fn work_in_between_begins_the_count_anew() {
+        let mut health = silent(50, |_| Some(Duration::from_secs(5)));
+        health.note(at(60), Probed { answered: false, cpu: Some(Duration::from_secs(9)) }, &POLICY);
+        health.note(at(70), Probed { answered: false, cpu: Some(Duration::from_secs(9)) }, &POLICY);
+        assert_eq!(health.wedged(false, &POLICY), None);
     }
 
     #[test]
@@ -191,7 +214,7 @@ mod tests {
         assert_eq!(health.due(at(0), &POLICY), at(30), "a clock that went back delays it by one span at most");
         health.suspect();
         assert_eq!(health.due(at(101), &POLICY), at(101));
-        health.note(at(101), Probed { answered: false, cpu: None });
+        health.note(at(101), Probed { answered: false, cpu: None }, &POLICY);
         assert_eq!(health.due(at(101), &POLICY), at(111));
     }
 }

@@ -122,6 +122,13 @@ impl Lease {
         [grace_ends, self.expires].into_iter().filter(|at| *at > now).min()
     }
 
+    /// As if the clock had always been ahead by what it is now: a leap of the clock is nobody's age.
+    pub fn shift(&mut self, by_millis: i64) {
+        for at in [&mut self.created, &mut self.renewed, &mut self.expires] {
+            *at = at.shifted(by_millis);
+        }
+    }
+
     /// A clock that went back must not make a lease older than it can get: one from the future is from now.
     pub fn clamp_to(&mut self, now: Timestamp, policy: &LeasePolicy) {
         self.created = self.created.min(now);

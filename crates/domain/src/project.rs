@@ -43,12 +43,13 @@ pub enum Phase {
     Provisioning,
     /// The instance is on its way up and does not answer yet.
     Starting,
-    /// The daemon answers.
+    /// The daemon is up: it has answered since its start, and whoever comes is sent there unless it is silent just now.
     Warm,
-    /// No build runs, and the daemon is being stopped; a build that comes now cancels that or waits for the next start.
+    /// Nobody needs the daemon: it is asked whether a build runs in it, and if none does, stopped. A build that comes now
+    /// calls that off, or waits for the next start.
     Draining,
-    /// No build runs, and the daemon is being replaced: by one of the current image, settings or certificates, or because
-    /// it is wedged. It comes up again.
+    /// As `Draining`, to be replaced by one of the current image, settings or certificates; or stopped by force because it is
+    /// wedged. It comes up again.
     Rolling,
     /// Stopped. The cache is there and costs only disk.
     Idle,

@@ -65,6 +65,13 @@ pub struct Settings {
     pub processes: Option<u32>,
 }
 
+/// What there is to give; `None`: it cannot be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HostSize {
+    pub cpus: Option<u32>,
+    pub memory_bytes: Option<u64>,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{field} = {value}: {why}")]
 pub struct SettingsError {
@@ -86,6 +93,10 @@ impl Settings {
     pub const SMALLEST_VOLUME: u64 = 1 << 30;
     /// buildkitd and one step of a build do not fit in less.
     pub const SMALLEST_MEMORY: u64 = 256 << 20;
+    /// PID_MAX_LIMIT of 64-bit Linux.
+    pub const MOST_PROCESSES: u32 = 4 << 20;
+    /// Beyond any disk that one host has.
+    pub const LARGEST_VOLUME: u64 = 1 << 50;
     /// buildkitd is a Go program; it alone has dozens of threads.
     pub const FEWEST_PROCESSES: u32 = 256;
 
@@ -114,6 +125,28 @@ impl Settings {
         }
         if let Some(count) = self.processes.filter(|count| *count < Self::FEWEST_PROCESSES) {
             return bad("processes", &count, "a daemon needs at least 256");
+        }
+        Ok(())
+    }
+
+    /// Whether a host of this size can give what is asked.
+    pub fn check_against(&self, host: &HostSize) -> Result<(), SettingsError> {
+        let bad = |field, value: &dyn fmt::Display, why| Err(SettingsError::new(field, value, why));
+        if let (Some(wanted), Some(there)) = (self.cpus, host.cpus)
+            && wanted > there
+        {
+            return bad("cpus", &wanted, "the host has fewer");
+        }
+        if let (Some(wanted), Some(there)) = (self.memory_bytes, host.memory_bytes)
+            && wanted > there
+        {
+            return bad("memory", &wanted, "the host has less");
+        }
+        if let Some(wanted) = self.processes.filter(|wanted| *wanted > Self::MOST_PROCESSES) {
+            return bad("processes", &wanted, "the kernel counts to 4194304");
+        }
+        if let Some(wanted) = self.volume_bytes.filter(|wanted| *wanted > Self::LARGEST_VOLUME) {
+            return bad("volume", &wanted, "at most 1 PiB");
         }
         Ok(())
     }
@@ -318,6 +351,17 @@ mod tests {
         ] {
             assert!(outcome.as_ref().is_err_and(|text| text.starts_with(field)), "{field}: {outcome:?}");
         }
+    }
+
+    #[test]
+    fn more_than_the_host_has_is_refused() {
+        let host = HostSize { cpus: Some(2), memory_bytes: Some(4 << 30) };
+        let check = |settings: Settings| settings.check_against(&host).is_ok();
+        assert!(check(Settings { cpus: Some(2), memory_bytes: Some(4 << 30), ..Settings::default() }));
+        assert!(!check(Settings { cpus: Some(3), ..Settings::default() }));
+        assert!(!check(Settings { memory_bytes: Some(u64::MAX), ..Settings::default() }));
+        assert!(!check(Settings { processes: Some(u32::MAX), ..Settings::default() }));
+        assert!(!check(Settings { volume_bytes: Some(u64::MAX), ..Settings::default() }));
     }
 
     #[test]

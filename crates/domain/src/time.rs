@@ -28,6 +28,12 @@ impl Timestamp {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
+    /// On a clock that is ahead by `by_millis` of the one it was taken from.
+    #[must_use]
+    pub const fn shifted(self, by_millis: i64) -> Self {
+        Self(self.0.saturating_add(by_millis))
+    }
+
     /// Saturates at the end of time.
     #[must_use]
     pub fn plus(self, span: Duration) -> Self {

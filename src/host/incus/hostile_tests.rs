@@ -381,6 +381,16 @@ async fn an_operation_that_never_ends_is_asked_for_in_peace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_body_without_an_end_is_not_read_until_time_is_up() {
+    let stub = Stub::new();
+    stub.says("GET", "/1.0/instances", Answer::Endless);
+    let bounds = Bounds { look: SOON, ..BOUNDS };
+    let client = Client::with_bounds(&stub.socket(), "kiln", bounds).expect("a client");
+    let outcome = client.get::<Value>("/1.0/instances").await;
+    assert!(matches!(&outcome, Err(ApiError::Garbled { what, .. }) if what.contains("more than")), "{outcome:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn last_words_that_never_end_are_cut() {
     let Some((stub, runtime, network)) = lab("words").await else { return };
     let console = format!("/1.0/instances/{}/console", name());

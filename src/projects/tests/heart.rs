@@ -63,6 +63,15 @@ async fn f40_a_route_that_does_not_wait_answers_with_a_lease_and_is_finished_by_
 }
 
 #[tokio::test]
+async fn what_somebody_has_to_mend_is_told_at_once_however_short_the_polls() {
+    let bench = Bench::new(ModelEffects::default());
+    bench.effects.set_mood(Mood::Failing(Step::StartInstance));
+    let broken = bench.projects.route(spec(), short_wait(Duration::from_secs(10))).await.map(deliver);
+    assert!(matches!(&broken, Err(RouteError::Failed { retryable: false, .. })), "{broken:?}");
+    bench.until("its lease is released: nobody knows it", async |b| b.leases().await == 0).await;
+}
+
+#[tokio::test]
 async fn f2_a_lease_made_ahead_whose_answer_is_lost_is_released() {
     let bench = Bench::new(ModelEffects::gated());
     let routed = bench.projects.route(spec(), short_wait(Duration::ZERO)).await.expect("leased");
@@ -87,8 +96,8 @@ async fn a_renewed_lease_outlives_its_grace_and_not_its_end() {
     let build = bench.route().await;
     let began = tokio::time::Instant::now();
     while began.elapsed() < Duration::from_millis(650) {
-        let (lease, until) = bench.projects.renew(&token(&build)).await.expect("renewed");
-        assert!(until <= lease.expires && lease.renewed >= lease.created);
+        let lease = bench.projects.renew(&token(&build)).await.expect("renewed");
+        assert!(lease.renewed >= lease.created && lease.renewed <= lease.expires);
         assert_eq!(bench.phase().await, "warm");
         tokio::time::sleep(Duration::from_millis(60)).await;
     }
@@ -458,4 +467,101 @@ async fn f15_a_release_needs_the_token_and_nothing_else() {
     bench.projects.route(spec_of(1), RouteOptions::default()).await.map(deliver).expect("routed");
     assert!(!bench.projects.complete(&elsewhere, &token(&first)).await.expect("asked"), "not at another project");
     assert!(bench.complete(&first).await && bench.complete(&other).await);
+}
+
+// === What reading it as a stranger brought up
+
+#[tokio::test]
+async fn hot_projects_that_must_queue_at_the_start_all_come_up() {
+    let admission = AdmissionPolicy { starts: 1, ..AdmissionPolicy::default() };
+    let rule =
+        Rule { repo: "*".parse().expect("all"), settings: Settings { tier: Some(Tier::Hot), ..Settings::default() } };
+    let config = ProjectsConfig { admission, rules: Rules(vec![rule]), ..config(policy()) };
+    let bench = Bench::with_config(ModelEffects::default(), config);
+    for number in 0..4 {
+        bench.projects.prewarm(spec_of(number), false).await.expect("accepted");
+    }
+    let up =
+        async |bench: &Bench| bench.projects.list().await.expect("listed").iter().filter(|p| p.phase == "warm").count();
+    bench.until("all are up", async |b| up(b).await == 4).await;
+    let keys: Vec<Key> = (0..4).map(|number| Key::of(&spec_of(number))).collect();
+    // As a reboot of the host: all at once, and nobody asks for them.
+    keys.iter().for_each(|key| bench.effects.kill(key));
+    bench.until("all are up again", async |b| b.count(Step::StartInstance) == 8 && up(b).await == 4).await;
+}
+
+#[tokio::test]
+async fn a_plain_stop_of_a_hot_project_is_refused_with_the_remedy_and_force_starts_it_anew() {
+    let bench = Bench::new(ModelEffects::default());
+    bench.idle_after_a_build().await;
+    bench.projects.set(&key(), |own| own.tier = Some(Tier::Hot)).await.expect("set");
+    bench.until("it is up", async |b| b.phase().await == "warm").await;
+    let refused = bench.projects.stop(&key(), false).await;
+    assert!(matches!(&refused, Err(VerbError::Busy { need, .. }) if need.contains("--tier warm")), "{refused:?}");
+    bench.projects.stop(&key(), true).await.expect("stopped");
+    bench.until("and up again", async |b| b.count(Step::StartInstance) == 3).await;
+}
+
+#[tokio::test]
+async fn a_look_that_fails_takes_no_warm_daemon_away() {
+    let bench = Bench::new(ModelEffects::default());
+    bench.route().await;
+    bench.effects.set_mood(Mood::Blind);
+    bench.effects.happen(&key());
+    bench
+        .until("the look failed", async |b| {
+            let events = b.projects.store().events_of(&key(), 5).await.expect("read");
+            events.iter().any(|event| event.kind == "doubt")
+        })
+        .await;
+    assert_eq!((bench.route().await.generation, bench.phase().await.as_str()), (1, "warm"));
+    bench.projects.open(&key()).await.expect("the gateway finds it, too");
+    bench.effects.set_mood(Mood::Obedient);
+    bench.effects.kill(&key());
+    bench.until("what is seen then counts", async |b| b.count(Step::StartInstance) == 2).await;
+}
+
+#[tokio::test]
+async fn a_removal_that_its_admin_gave_up_on_is_not_done_behind_their_back() {
+    let bench = Bench::new(ModelEffects::gated());
+    bench.effects.gate.add_permits(5);
+    let build = bench.route().await;
+    let removing = tokio::spawn({
+        let projects = bench.projects.clone();
+        async move { projects.remove(&key()).await }
+    });
+    assert!(matches!(removing.await.expect("joined"), Err(VerbError::Busy { .. })), "a build comes first");
+    assert!(bench.complete(&build).await);
+    let removing = tokio::spawn({
+        let projects = bench.projects.clone();
+        async move { projects.remove(&key()).await }
+    });
+    bench.until("it is asked for its builds", async |b| b.phase().await == "draining").await;
+    removing.abort();
+    bench.until("the admin is gone", async |_| removing.is_finished()).await;
+    bench.effects.gate.add_permits(100);
+    bench.until("it stays", async |b| b.phase().await == "warm").await;
+    assert_eq!((bench.count(Step::DestroyInstance), bench.count(Step::Discard)), (0, 0));
+}
+
+#[tokio::test]
+async fn a_setting_that_cannot_be_written_does_not_count() {
+    let bench = Bench::new(ModelEffects::default());
+    bench.idle_after_a_build().await;
+    let jam = rusqlite::Connection::open(bench.dir.path().join("kiln.db")).expect("opened");
+    jam.execute_batch("CREATE TRIGGER jam BEFORE UPDATE ON projects BEGIN SELECT RAISE(ABORT, 'jammed'); END")
+        .expect("jammed");
+    assert!(bench.projects.set(&key(), |own| own.tier = Some(Tier::Hot)).await.is_err());
+    jam.execute_batch("DROP TRIGGER jam").expect("free again");
+    bench.until("it is not hot", async |b| b.why().await.starts_with("idle")).await;
+    assert!(!bench.why().await.contains("hot"), "{}", bench.why().await);
+}
+
+#[tokio::test]
+async fn leases_that_nobody_uses_keep_no_newcomer_out() {
+    let lease = LeasePolicy { grace: Duration::from_millis(50), max_build_age: Duration::from_secs(7200) };
+    let bench = Bench::with_policy(ModelEffects::default(), Policy { lease, max_leases: 2, ..policy() });
+    let builds = [bench.route().await, bench.route().await];
+    bench.until("their grace is over", async |b| b.try_route().await.is_ok()).await;
+    assert!(bench.complete(&builds[0]).await, "and they are still known");
 }

@@ -149,6 +149,7 @@ fn config(policy: Policy) -> ProjectsConfig {
         admission: AdmissionPolicy::default(),
         defaults: Settings::default(),
         rules: Rules::default(),
+        host_size: kiln_domain::settings::HostSize::default(),
         trash_kept: Duration::from_secs(3600),
         deadlines: StepDeadlines::default(),
         addresses: AddressPool { first: Ipv4Addr::new(127, 88, 0, 1), last: Ipv4Addr::new(127, 88, 3, 250) },

@@ -4,8 +4,30 @@ use kiln_domain::plan::StopWish;
 use kiln_domain::{Lease, Timestamp, TokenHash};
 
 use super::super::messages::{Granted, Held, Refusal, RefusalKind, Reply, StopRefusal, Undelivered, Waiter, Warm};
-use super::Worker;
+use super::{StopReply, Worker};
 use crate::metrics::{self, LeaseEnd};
+
+/// Those who wanted it down, from when it is until that is recorded: what they read then says so, too.
+#[derive(Default)]
+pub(super) struct Stopped(Vec<StopReply>);
+
+impl Stopped {
+    /// Whoever wants it gone waits on.
+    pub(super) fn take_from(&mut self, stoppers: &mut Vec<(StopWish, StopReply)>) {
+        for (wish, stopper) in std::mem::take(stoppers) {
+            match wish {
+                StopWish::Remove => stoppers.push((wish, stopper)),
+                StopWish::Stop | StopWish::Force => self.0.push(stopper),
+            }
+        }
+    }
+
+    pub(super) fn answer(&mut self) {
+        for stopper in self.0.drain(..) {
+            drop(stopper.send(Ok(())));
+        }
+    }
+}
 
 impl Worker {
     pub(super) fn answer_all(&mut self, warm: Warm) {
@@ -33,23 +55,15 @@ impl Worker {
         }
     }
 
-    /// Those who wanted it down, now that it is. Whoever wants it gone waits on.
-    pub(super) fn answer_stopped(&mut self) {
-        for (wish, stopper) in std::mem::take(&mut self.stoppers) {
-            match wish {
-                StopWish::Remove => self.stoppers.push((wish, stopper)),
-                StopWish::Stop | StopWish::Force => drop(stopper.send(Ok(()))),
-            }
-        }
-    }
-
     /// The lease is born here, so that a long start takes nothing of its grace, and counts from here on, in memory; the
     /// caller waits until it is on disk. Not waiting for it here is what lets the leases of many callers share one commit.
     pub(super) fn grant(&mut self, warm: Option<Warm>, token: TokenHash, reply: Reply<Granted>) {
         let (now, policy) = (self.now(), &self.shared.policy);
         // Nothing that is alive is dropped for a newcomer (C11).
-        if self.leases.len() >= policy.max_leases {
-            let (key, live, limit) = (self.key.clone(), self.leases.len(), policy.max_leases);
+        let connected = self.desk.connections.count() > 0;
+        let live = self.leases.iter().filter(|lease| lease.is_alive(now, connected, &policy.lease)).count();
+        if live >= policy.max_leases {
+            let (key, limit) = (self.key.clone(), policy.max_leases);
             self.shared.metrics.admission_refused(metrics::Refusal::Leases);
             let kind = RefusalKind::TooManyLeases { key, live, limit };
             return drop(reply.send(Err(Refusal { kind, text: "too many builds are under way".to_owned() })));
@@ -75,12 +89,9 @@ impl Worker {
         self.note_connections();
     }
 
-    /// Forgets what can never count again. A clock that went back must not make a lease endless.
+    /// Forgets what can never count again.
     pub(super) fn tidy_leases(&mut self) {
-        let (now, policy) = (self.now(), self.shared.policy.lease);
-        for lease in &mut self.leases {
-            lease.clamp_to(now, &policy);
-        }
+        let now = self.now();
         let expired: Vec<TokenHash> =
             self.leases.iter().filter(|lease| lease.is_expired(now)).map(|lease| lease.token.clone()).collect();
         if !expired.is_empty() {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::super::effects::EffectError;
 use super::super::messages::{Refusal, RefusalKind};
-use super::Worker;
+use super::{Occasion, Worker};
 use crate::causes;
 use crate::metrics::{Fault, Stage, StepLabel};
 
@@ -30,13 +30,22 @@ pub(super) struct Look {
 pub(super) struct InFlight {
     /// `None`: it looks.
     pub(super) step: Option<Step>,
+    /// A look for no reason.
+    routine: bool,
     since: Instant,
     task: JoinHandle<Outcome>,
+}
+
+impl InFlight {
+    pub(super) fn lets_builds_through(&self) -> bool {
+        self.routine || self.step == Some(Step::Probe)
+    }
 }
 
 impl Worker {
     pub(super) fn start_observing(&mut self) {
         self.changed_since = false;
+        let routine = self.look.take() == Some(Occasion::Routine);
         let shared = Arc::clone(&self.shared);
         let (record, settings) = (self.record.clone(), self.settings.clone());
         let task = tokio::spawn(async move {
@@ -55,7 +64,7 @@ impl Worker {
             };
             Outcome::Observed(Ok(Look { seen, last_words }))
         });
-        self.in_flight = Some(InFlight { step: None, since: Instant::now(), task });
+        self.in_flight = Some(InFlight { step: None, routine, since: Instant::now(), task });
     }
 
     pub(super) fn start_step(&mut self, step: Step) {
@@ -67,28 +76,32 @@ impl Worker {
             let timed_out = EffectError::TimedOut { step: step.name(), after };
             Outcome::Performed(step, tokio::time::timeout(after, effect).await.unwrap_or(Err(timed_out)))
         });
-        self.in_flight = Some(InFlight { step: Some(step), since: Instant::now(), task });
+        self.in_flight = Some(InFlight { step: Some(step), routine: false, since: Instant::now(), task });
     }
 
     pub(super) async fn take_in(&mut self, outcome: Outcome, took: Duration) {
         self.measure(&outcome, took);
         match outcome {
-            // It may be out of date already: look again.
-            Outcome::Observed(Ok(_)) if self.changed_since => {}
+            // It may be out of date already.
+            Outcome::Observed(Ok(_)) if self.changed_since => self.look = Some(Occasion::Event),
             Outcome::Observed(Ok(Look { seen, last_words })) => {
                 if let Some(words) = last_words {
                     self.note_death(&words);
                 }
-                if let InstanceSeen::Running { serving: true, .. } = seen.instance {
-                    self.health = Health::answered(self.now());
-                }
+                self.doubtful = false;
+                self.note_run(&seen);
                 self.observed = Some((seen, self.now()));
+            }
+            Outcome::Observed(Err(error))
+                if self.served && self.record.phase == Phase::Warm && self.observed.is_some() =>
+            {
+                self.doubt(&error);
             }
             Outcome::Observed(Err(error)) => self.set_back("look at it", &error).await,
             Outcome::Performed(step, Ok(done)) => self.note_done(step, &done),
             Outcome::Performed(step, Err(error)) if step.only_asks() => {
                 tracing::debug!(key = %self.key, %error, "could not {}", step.name());
-                self.health.note(self.now(), Probed { answered: false, cpu: None });
+                self.note_probe(Probed { answered: false, cpu: None });
             }
             Outcome::Performed(step, Err(error)) => {
                 if step == Step::AwaitServing {
@@ -125,13 +138,14 @@ impl Worker {
         match (step, done) {
             (Step::StartInstance, Done::Started { incarnation }) => {
                 self.record.incarnation = Some(incarnation.clone());
-                (self.health, self.counted) = (Health::default(), None);
+                self.forget_run();
             }
             (Step::StopInstance(_), _) => {
                 self.record.incarnation = None;
-                (self.health, self.counted) = (Health::default(), None);
+                self.forget_run();
             }
-            (Step::AwaitServing, _) => self.health = Health::answered(now),
+            (Step::AdoptInstance, _) => self.forget_run(),
+            (Step::AwaitServing, _) => self.note_probe(Probed { answered: true, cpu: None }),
             (_, Done::Probed(probed)) => self.note_probe(*probed),
             (_, Done::Builds { count, cpu }) => {
                 self.note_probe(Probed { answered: count.is_some(), cpu: *cpu });
@@ -145,24 +159,59 @@ impl Worker {
     }
 
     fn note_probe(&mut self, probed: Probed) {
-        self.health.note(self.now(), probed);
-        if let (true, Some((observed, _))) = (probed.answered, &mut self.observed) {
-            observed.serves();
+        self.health.note(self.now(), probed, &self.shared.policy.health);
+        if probed.answered {
+            self.served = true;
+            self.gave_up_on = None;
         }
+        // One call may be lost to anything; builds are kept away from a daemon only when it is silent for certain.
+        if let Some((observed, _)) = &mut self.observed
+            && (probed.answered || self.health.is_mute())
+        {
+            observed.answers(probed.answered);
+        }
+    }
+
+    /// What a look tells of the daemon's health. One that answers is well; one that does not is asked properly, which takes
+    /// longer than a look has time for.
+    fn note_run(&mut self, seen: &Observed) {
+        if let InstanceSeen::Running { serving, incarnation, .. } = &seen.instance
+            && self.record.incarnation.as_ref() == Some(incarnation)
+        {
+            if *serving {
+                self.note_probe(Probed { answered: true, cpu: None });
+            } else {
+                self.health.suspect();
+            }
+        }
+    }
+
+    fn forget_run(&mut self) {
+        (self.health, self.counted, self.served) = (Health::default(), None, false);
+    }
+
+    /// The host could not be looked at. What was seen before stays true until the contrary is seen: a daemon does not need
+    /// the host's interfaces to serve.
+    fn doubt(&mut self, error: &EffectError) {
+        self.setbacks = self.setbacks.and_another(self.now());
+        self.doubtful = true;
+        let reason = causes::in_one_line(error);
+        tracing::warn!(key = %self.key, %reason, "could not look at it; it is taken to be as it was");
+        self.log_event(self.event("doubt", format!("could not look at it: {reason}")));
     }
 
     /// A crash is worth a line in the journal.
     fn note_death(&mut self, last_words: &str) {
         self.setbacks = self.setbacks.and_another(self.now());
         self.shared.metrics.daemon_at_fault(Fault::Died);
-        (self.health, self.counted) = (Health::default(), None);
+        self.forget_run();
         let event = self.event("died", format!("the daemon went away by itself; its last words:\n{last_words}"));
         self.log_event(event);
     }
 
     async fn set_back(&mut self, what: &str, error: &EffectError) {
         self.setbacks = self.setbacks.and_another(self.now());
-        self.observed = None;
+        (self.observed, self.look, self.doubtful) = (None, None, false);
         self.leave_queue();
         let reason = causes::in_one_line(error);
         tracing::warn!(key = %self.key, %reason, "could not {what}");
@@ -204,7 +253,7 @@ fn went_away(record: &ProjectRecord, seen: &Observed) -> bool {
 
 /// The outcome of what is in flight; never, if nothing is.
 pub(super) async fn landed(in_flight: &mut Option<InFlight>) -> (Outcome, Duration) {
-    let Some(InFlight { step, since, task }) = in_flight else { return std::future::pending().await };
+    let Some(InFlight { step, since, task, .. }) = in_flight else { return std::future::pending().await };
     let outcome = match task.await {
         Ok(outcome) => outcome,
         Err(error) => {

@@ -1,11 +1,12 @@
 //! What a worker does with each message. Nothing here waits.
 
 use kiln_domain::plan::StopWish;
-use kiln_domain::{BuildSpec, Phase, Settings, Tier, TokenHash};
+use kiln_domain::{BuildSpec, Key, Phase, Settings, Tier, TokenHash};
 use tokio::sync::oneshot;
 
 use super::super::messages::{Message, Refusal, RefusalKind, Releasing, Renewing, SetRefusal, StopRefusal, Waiter};
-use super::{StopReply, Worker};
+use super::super::registry::Shared;
+use super::{Occasion, StopReply, Worker};
 use crate::metrics::LeaseEnd;
 use crate::store::StoreError;
 
@@ -74,11 +75,17 @@ impl Worker {
                 Some(explanation) => drop(reply.send(explanation)),
                 None => self.askers.push(reply),
             },
-            Message::InstanceChanged if self.in_flight.is_none() => self.observed = None,
-            Message::InstanceChanged => self.changed_since = true,
+            Message::InstanceChanged => self.something_happened(Occasion::Event),
             Message::Suspect => self.health.suspect(),
             Message::RoomWanted => self.room_wanted = true,
-            Message::Nudge => self.place = self.shared.admission.place(&self.key),
+            Message::Nudge => {}
+            Message::SetFailed { wanted, before } => {
+                if self.record.settings == wanted {
+                    self.record.settings = before;
+                    self.settings = self.shared.settings(&self.record);
+                    self.something_happened(Occasion::Routine);
+                }
+            }
         }
     }
 
@@ -133,7 +140,10 @@ impl Worker {
 
     fn hear_stop(&mut self, wish: StopWish, reply: StopReply) {
         let demand = self.demand();
-        if wish != StopWish::Force && demand.is_busy(self.now(), &self.shared.policy) {
+        if wish == StopWish::Stop && self.settings.tier == Some(Tier::Hot) {
+            let text = format!("it is hot and would come up again: `kiln set {} --tier warm` first", self.key);
+            drop(reply.send(Err(StopRefusal::Busy(text))));
+        } else if wish != StopWish::Force && demand.is_busy(self.now(), &self.shared.policy) {
             let need = demand.need(&self.settings, self.now(), &self.shared.policy);
             let text = need.map(|need| need.to_string()).unwrap_or_default();
             drop(reply.send(Err(StopRefusal::Busy(text))));
@@ -157,7 +167,8 @@ impl Worker {
         // Together with what it inherits: a window on a hot project is a contradiction wherever each comes from.
         let before = std::mem::replace(&mut self.record.settings, own.clone());
         let effective = self.shared.settings(&self.record);
-        if let Err(error) = own.check().and_then(|()| effective.check()) {
+        let sound = own.check().and_then(|()| effective.check());
+        if let Err(error) = sound.and_then(|()| own.check_against(&self.shared.host_size)) {
             self.record.settings = before;
             return drop(reply.send(Err(SetRefusal::Bad(error))));
         }
@@ -165,21 +176,18 @@ impl Worker {
         let tier = self.settings.tier.unwrap_or(Tier::Warm).name();
         let event = self.event("set", format!("its settings were changed; it is {tier}")).by("admin");
         let saved = self.shared.store.save_project(&self.record, Some(event));
-        let (shared, record) = (self.shared.clone(), self.record.clone());
+        let (shared, key, mailbox) = (self.shared.clone(), self.key.clone(), self.desk.own_mailbox.clone());
         tokio::spawn(async move {
-            if let Ok(Err(error)) =
-                tokio::time::timeout(shared.deadlines.observe, shared.effects.describe(&record)).await
-            {
-                tracing::warn!(key = %record.key, %error, "its settings are not written beside its cache");
+            let outcome = saved.await;
+            match &outcome {
+                Ok(()) => describe(&shared, &key).await,
+                // It counts only if it is on the disk.
+                Err(_) => drop(mailbox.send(Message::SetFailed { wanted: own, before }).await),
             }
-            drop(reply.send(saved.await.map_err(SetRefusal::Store)));
+            drop(reply.send(outcome.map_err(SetRefusal::Store)));
         });
         // What of it is out of date now is seen by looking.
-        if self.in_flight.is_none() {
-            self.observed = None;
-        } else {
-            self.changed_since = true;
-        }
+        self.something_happened(Occasion::Routine);
     }
 
     /// The end of a connection is activity: the idle window starts there.
@@ -189,5 +197,21 @@ impl Worker {
             self.touch_on_disk();
         }
         self.last_connections = count;
+    }
+}
+
+/// Writes the settings that the disk has beside the cache, so that the last of several is the last there, too. What fails here
+/// is made good by the next start.
+async fn describe(shared: &Shared, key: &Key) {
+    let written = async {
+        match shared.store.project(key).await {
+            Ok(Some(record)) => shared.effects.describe(&record).await.map_err(|error| error.to_string()),
+            Ok(None) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    let written = tokio::time::timeout(shared.deadlines.observe, written).await;
+    if let Err(error) = written.unwrap_or_else(|_| Err("it took too long".to_owned())) {
+        tracing::warn!(%key, error, "its settings are not written beside its cache");
     }
 }

@@ -27,6 +27,7 @@ mod inbox;
 use std::sync::Arc;
 use std::time::Duration;
 
+use answers::Stopped;
 use doing::{InFlight, landed};
 use kiln_domain::explain::{Explanation, explain};
 use kiln_domain::health::Health;
@@ -45,6 +46,9 @@ use crate::store::NewEvent;
 /// without anybody telling.
 const LOOK_EVERY: Duration = Duration::from_hours(1);
 
+/// A wall clock may drift this far from the other between two decisions without having leapt.
+const LEAP_MILLIS: u64 = 5000;
+
 type StopReply = oneshot::Sender<Result<(), StopRefusal>>;
 
 pub(super) struct Worker {
@@ -61,11 +65,18 @@ pub(super) struct Worker {
     waiters: Vec<Waiter>,
     stoppers: Vec<(StopWish, StopReply)>,
     askers: Vec<oneshot::Sender<Explanation>>,
+    /// As of the last look that succeeded, and what was done since; `None`: nothing is known.
     observed: Option<(Observed, Timestamp)>,
+    /// A look is wanted before anything else is decided.
+    look: Option<Occasion>,
+    /// The last look failed, and what was seen before is held to be true until another succeeds.
+    doubtful: bool,
     /// Something happened to the instance since the last look began.
     changed_since: bool,
     setbacks: Setbacks,
     health: Health,
+    /// This run of the daemon has answered.
+    served: bool,
     counted: Option<Counted>,
     /// The run of the instance whose first answer was waited for in vain.
     gave_up_on: Option<String>,
@@ -75,8 +86,19 @@ pub(super) struct Worker {
     standing: Standing,
     in_flight: Option<InFlight>,
     look_again: Option<Timestamp>,
+    /// One moment on both clocks, to notice when the wall clock leaps.
+    anchor: (Timestamp, Instant),
     /// Its record is gone from the store.
     removed: bool,
+}
+
+/// Why a look is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Occasion {
+    /// Nothing happened that is known of: builds are routed meanwhile.
+    Routine,
+    /// The instance may not be what it was.
+    Event,
 }
 
 impl Worker {
@@ -86,11 +108,16 @@ impl Worker {
         registry: Registry,
         desk: Desk,
         record: ProjectRecord,
-        leases: Vec<Lease>,
+        mut leases: Vec<Lease>,
     ) -> Self {
+        let now = shared.clock.now();
+        // The clock may have gone back while Kiln was not there.
+        leases.iter_mut().for_each(|lease| lease.clamp_to(now, &shared.policy.lease));
         Self {
             key: record.key.clone(),
             settings: shared.settings(&record),
+            served: matches!(record.phase, Phase::Warm | Phase::Draining),
+            anchor: (now, Instant::now()),
             shared,
             registry,
             desk,
@@ -101,6 +128,8 @@ impl Worker {
             stoppers: Vec::new(),
             askers: Vec::new(),
             observed: None,
+            look: None,
+            doubtful: false,
             changed_since: false,
             setbacks: Setbacks::default(),
             health: Health::default(),
@@ -165,18 +194,23 @@ impl Worker {
 
     /// Until something is in flight, or nothing is left to do for now.
     async fn decide(&mut self) {
-        if matches!(self.place, Place::Refused(_)) {
-            self.place = Place::Unasked;
-        }
+        self.refresh_place();
+        self.follow_the_clock();
+        let mut stopped = Stopped::default();
         loop {
-            self.waiters.retain(|waiter| !waiter.has_gone());
+            self.forget_who_has_gone();
             self.tidy_leases();
             self.look_again_now_and_then();
-            if self.observed.is_none() {
+            if self.observed.is_none() || self.look.is_some() {
                 if self.wants_a_look() {
                     self.start_observing();
                 }
                 return;
+            }
+            let is_down = !self.seen().is_some_and(|seen| seen.instance.is_running());
+            if is_down && self.record.phase != Phase::Removing {
+                // Before anything else is planned: what they wanted no longer stands in the way.
+                stopped.take_from(&mut self.stoppers);
             }
             let Some(Plan { phase, step, reason, look_again }) = self.with_situation(plan) else { return };
             if reason == Reason::NeedsPlace {
@@ -192,13 +226,12 @@ impl Worker {
             self.give_place_back(step, &reason);
             self.look_again = look_again.into_iter().chain(self.next_expiry()).chain(self.next_look()).min();
             self.explain_to_askers();
-            if !self.record_phase(phase, step, &reason).await {
-                return;
+            let recorded = self.record_phase(phase, step, &reason).await;
+            stopped.answer();
+            if !recorded {
+                return self.leave_queue();
             }
             self.report();
-            if !self.seen().is_some_and(|seen| seen.instance.is_running()) && self.record.phase != Phase::Removing {
-                self.answer_stopped();
-            }
             if let Some(step) = step {
                 self.note_fault(&reason);
                 return self.start_step(step);
@@ -206,17 +239,48 @@ impl Worker {
             if self.record.phase == Phase::Removing {
                 return self.forget().await;
             }
-            if matches!(reason, Reason::Queued { .. }) {
+            // They get what they wait for by waiting; whoever wants it down does not.
+            if matches!(reason, Reason::Queued { .. } | Reason::NotAnswering) {
+                self.answer_stoppers(&Err(StopRefusal::Busy(reason.to_string())));
                 return;
             }
             if self.somebody_waits() {
                 self.answer_who_waits(&reason);
             } else if self.changed_since {
-                self.observed = None;
+                self.look = Some(Occasion::Event);
             } else {
                 return;
             }
         }
+    }
+
+    /// Whoever gave up on a stop or a removal does not want it done behind their back; one that has begun is finished.
+    fn forget_who_has_gone(&mut self) {
+        self.waiters.retain(|waiter| !waiter.has_gone());
+        if self.record.phase != Phase::Removing {
+            self.stoppers.retain(|(_, stopper)| !stopper.is_closed());
+        }
+    }
+
+    /// A wall clock that leaps makes nothing older or younger: what is remembered leaps along. On the disk it stays as it
+    /// was written; a restart takes the clock as it finds it.
+    fn follow_the_clock(&mut self) {
+        let (now, instant) = (self.now(), Instant::now());
+        let elapsed = i64::try_from(instant.duration_since(self.anchor.1).as_millis()).unwrap_or(i64::MAX);
+        let leap = now.as_millis().saturating_sub(self.anchor.0.as_millis().saturating_add(elapsed));
+        self.anchor = (now, instant);
+        if leap.unsigned_abs() < LEAP_MILLIS {
+            return;
+        }
+        tracing::warn!(key = %self.key, leap_ms = leap, "the clock has leapt; nothing is taken to be older or younger for it");
+        self.leases.iter_mut().for_each(|lease| lease.shift(leap));
+        self.record.last_activity = self.record.last_activity.shifted(leap);
+        self.record.builds.shift(leap);
+        self.setbacks.last = self.setbacks.last.map(|last| last.shifted(leap));
+        if let Some((_, at)) = &mut self.observed {
+            *at = at.shifted(leap);
+        }
+        self.counted = None;
     }
 
     fn note_fault(&self, reason: &Reason) {
@@ -263,15 +327,27 @@ impl Worker {
     }
 
     fn look_again_now_and_then(&mut self) {
-        if self.next_look().is_some_and(|at| at <= self.now()) {
-            self.observed = None;
+        if self.look.is_none() && self.next_look().is_some_and(|at| at <= self.now()) {
+            self.look = Some(Occasion::Routine);
         }
     }
 
-    /// Only what runs grows old unnoticed.
+    /// Only what runs grows old unnoticed; after a look that failed, as soon as its pause is over.
     fn next_look(&self) -> Option<Timestamp> {
         let (seen, at) = self.observed.as_ref()?;
+        if self.doubtful {
+            return Some(self.setbacks.pause_ends(self.now()).unwrap_or(self.now()));
+        }
         seen.instance.is_running().then(|| (*at).min(self.now()).plus(LOOK_EVERY))
+    }
+
+    /// What is known of the instance may not be true any more.
+    fn something_happened(&mut self, occasion: Occasion) {
+        if self.in_flight.is_some() {
+            self.changed_since = true;
+        } else if self.look != Some(Occasion::Event) {
+            self.look = Some(occasion);
+        }
     }
 
     fn demand(&self) -> Demand<'_> {
@@ -293,6 +369,7 @@ impl Worker {
             setbacks: self.setbacks,
             health: self.health,
             counted: self.counted,
+            served: self.served,
             gave_up_on: self.gave_up_on.as_deref(),
             place: self.place,
             room_wanted: self.room_wanted,
@@ -301,9 +378,11 @@ impl Worker {
         }))
     }
 
-    /// The daemon, if a build may be sent to it this instant. A question to it does not change that.
+    /// The daemon, if a build may be sent to it this instant. A question to it does not change that, nor does a look out of
+    /// routine.
     fn routable(&self) -> Option<Warm> {
-        let undisturbed = self.in_flight.as_ref().is_none_or(|flight| flight.step == Some(Step::Probe));
+        let undisturbed = self.in_flight.as_ref().is_none_or(InFlight::lets_builds_through);
+        let undisturbed = undisturbed && self.look != Some(Occasion::Event);
         let serving =
             matches!(self.seen(), Some(Observed { instance: InstanceSeen::Running { serving: true, .. }, .. }));
         let warm = self.record.phase == Phase::Warm && undisturbed && serving;
@@ -312,6 +391,15 @@ impl Worker {
 
     // === A place among the starts
 
+    /// Others before it may have gone, and a start that was refused may be asked for again.
+    fn refresh_place(&mut self) {
+        match self.place {
+            Place::Queued { .. } => self.place = self.shared.admission.place(&self.key),
+            Place::Refused(_) => self.place = Place::Unasked,
+            Place::Unasked | Place::Admitted => {}
+        }
+    }
+
     async fn ask_for_place(&self) -> Place {
         let new_volume = self.seen().is_some_and(|seen| seen.volume == kiln_domain::plan::VolumeSeen::Absent);
         self.shared.admission.ask(&self.key, new_volume, &self.desk.own_mailbox).await
@@ -319,13 +407,8 @@ impl Worker {
 
     /// Once it is not on its way up any more.
     fn give_place_back(&mut self, step: Option<Step>, reason: &Reason) {
-        let on_its_way = matches!(reason, Reason::Queued { .. } | Reason::Refused(_))
-            || matches!(
-                step,
-                Some(Step::CreateVolume | Step::WriteFiles | Step::CreateInstance | Step::DestroyInstance)
-            )
-            || matches!(step, Some(Step::StartInstance | Step::AdoptInstance | Step::AwaitServing));
-        if !on_its_way {
+        let waits = matches!(reason, Reason::Queued { .. } | Reason::Refused(_));
+        if !waits && !step.is_some_and(Step::brings_up) {
             self.leave_queue();
         }
     }
@@ -364,6 +447,9 @@ impl Worker {
         if starts {
             self.record.generation = self.record.generation.next();
         }
+        // Neither a start whose number could be given out twice nor a removal that nobody would remember.
+        let must_be_recorded = starts || (phase == Phase::Removing && self.record.phase != Phase::Removing);
+        let before = self.record.phase.clone();
         if let (Some(Step::AdoptInstance), Some(Observed { instance: InstanceSeen::Running { incarnation, .. }, .. })) =
             (step, self.seen())
         {
@@ -381,13 +467,13 @@ impl Worker {
         let kind = if step.is_some() { "step" } else { "phase" };
         let event = self.event(kind, text).rule(reason.rule());
         let recorded = self.enter(phase, event).await;
-        if recorded || !starts {
+        if recorded || !must_be_recorded {
             return true;
         }
-        // A start whose number is not on the disk could be given out twice.
-        let text = "the start could not be recorded in the database".to_owned();
+        let text = "it could not be recorded in the database, so it was not begun".to_owned();
+        self.record.phase = before;
         self.setbacks = self.setbacks.and_another(self.now());
-        self.observed = None;
+        self.look = Some(Occasion::Routine);
         self.refuse_all(&Refusal { kind: RefusalKind::NotNow, text });
         self.look_again = self.setbacks.pause_ends(self.now());
         false
@@ -426,6 +512,8 @@ impl Worker {
 
     /// The last of a removal: nothing of it is on the host any more.
     async fn forget(&mut self) {
+        // A later write may have been lost with the disk.
+        drop(self.shared.store.save_project(&self.record, None));
         let event = self.event("removed", "the project was removed; its cache is in the trash".to_owned()).by("admin");
         match self.shared.store.remove_project(&self.key, Some(event)).await {
             Ok(_) => {
@@ -470,6 +558,8 @@ impl Worker {
     fn may_go(&self) -> bool {
         self.in_flight.is_none()
             && self.observed.is_some()
+            && self.look.is_none()
+            && self.place == Place::Unasked
             && self.waiters.is_empty()
             && self.stoppers.is_empty()
             && self.leases.is_empty()

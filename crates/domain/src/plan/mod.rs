@@ -7,7 +7,7 @@
 //!     │                          │              │    quiet │  │ quiet, and     │ one still runs
 //!     │      instance is gone or │              │          │  │ outdated       │
 //!     │              out of date │              │          │  ▼                │
-//!     │                          ├──────────────┼───────── Rolling ────────────┤
+//!     │                          │              │◀──────── Rolling ────────────┤
 //!     │                          │              │          ▼                   │
 //!     │                          └──── Idle ────┘      Draining ───────────────┘
 //!     │                                 ▲                  │
@@ -28,20 +28,23 @@
 //! 3. **A wedged daemon** ([`crate::health`]) is stopped by force and comes up again: no build runs in it any more.
 //! 4. **Somebody needs the daemon** ([`Demand::need`]: an open connection, a live lease, a request that waits, or the tier
 //!    `hot`): it is brought up, one step at a time. Nothing below can stop it (K2). A start waits for its place among
-//!    the starts of the host ([`Place`]).
+//!    the starts of the host ([`Place`]). One that has never answered since its start, was waited for in vain, and that no
+//!    lease and no connection counts on, is started anew.
 //! 5. **An admin's stop or removal**: it is stopped.
 //! 6. **A daemon of an old image, of old settings or with certificates that end** is replaced while it is quiet, and
 //!    comes up again. Quiet is more than rule 4: a lease keeps its daemon from being replaced for an hour
 //!    ([`Policy::roll_held`]), whatever becomes of its client.
-//! 7. **The idle window is open** ([`crate::idle`]): what runs is left as it is, unless the host needs the room.
+//! 7. **The idle window is open** ([`crate::idle`]): what runs is left as it is, unless the host needs the room; what was
+//!    stopped to be replaced comes up again.
 //! 8. **Otherwise**: it is stopped. The volume is never touched (K3).
 //!
 //! Rules 5, 6 and 8 ask the daemon first whether a build runs in it ([`Step::CountBuilds`]): a build may have come by
 //! another way than the gateway. One that cannot be asked is not stopped in peace: it is silent, and rule 3 decides.
 //!
-//! **A new rule** goes into `rules.rs`: a condition in [`plan`], a [`Reason`] of its own (`reason.rs`) with the words that
-//! people read, and a row in the tests. If it needs to know something new, that is a field of [`Situation`]; if it does
-//! something new, that is a [`Step`].
+//! **A new rule** goes into `rules.rs`: a condition in its place in [`plan`] (or, if it is about every stop in peace, at the top
+//! of `take_down`), a [`Reason`] of its own (`reason.rs`) with the words that people read, and a row in the tests. If it needs
+//! to know something new, that is a field of [`Situation`], or of [`Policy`] if an admin may set it; if it does something new,
+//! that is a [`Step`]. A rule that leaves things as they are for now says in `look_again` when its answer may change.
 
 mod reason;
 mod rules;

@@ -25,6 +25,8 @@ pub enum Reason {
     IdleWindowPassed {
         window: Duration,
     },
+    /// It is down, and within its window nobody has come for it.
+    Down,
     StopRequested,
     RemovalRequested,
     Removing,
@@ -71,6 +73,7 @@ impl Reason {
             Self::Hot => "hot",
             Self::IdleWindowOpen { .. } => "idle-window-open",
             Self::IdleWindowPassed { .. } => "idle-window-passed",
+            Self::Down => "down",
             Self::StopRequested => "stop-requested",
             Self::RemovalRequested => "removal-requested",
             Self::Removing => "removing",
@@ -101,12 +104,13 @@ impl fmt::Display for Reason {
             Self::Hot => f.write_str("the project is hot"),
             Self::IdleWindowOpen { window, .. } => write!(f, "its idle window of {} is open", span(*window)),
             Self::IdleWindowPassed { window } => write!(f, "its idle window of {} has passed", span(*window)),
+            Self::Down => f.write_str("it is down, and nobody needs it"),
             Self::StopRequested => f.write_str("an admin asked for it"),
             Self::RemovalRequested => f.write_str("an admin asked for its removal"),
             Self::Removing => f.write_str("it is being removed; its cache goes to the trash"),
             Self::Forced => f.write_str("an admin forced it"),
             Self::ActiveBuilds { builds } => write!(f, "{builds} build(s) run in it, by its own account"),
-            Self::NotAnswering => f.write_str("it does not answer whether a build runs in it"),
+            Self::NotAnswering => f.write_str("it does not answer, and a build may run in it"),
             Self::NotServing => f.write_str("it runs but did not answer in time"),
             Self::Wedged(Evidence { probes, silent_for }) => {
                 write!(f, "it is wedged: {probes} calls unanswered in {}, and it does no work", span(*silent_for))

@@ -6,7 +6,7 @@ use super::reason::Reason;
 use super::situation::{Counted, FilesSeen, InstanceSeen, Observed, Place, Situation, StopWish, VolumeSeen};
 use super::step::{Step, Stop};
 use crate::idle;
-use crate::project::{Phase, ProjectRecord};
+use crate::project::Phase;
 use crate::time::Timestamp;
 
 /// The answer of [`plan`].
@@ -47,7 +47,7 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
         }
         // 3
         let ours = record.incarnation.as_deref() == Some(incarnation);
-        if let (true, Some(evidence)) = (ours, situation.health.wedged(now, demand.connections > 0, &policy.health)) {
+        if let (true, Some(evidence)) = (ours, situation.health.wedged(demand.connections > 0, &policy.health)) {
             return Plan::step(Phase::Rolling, Step::StopInstance(Stop::Force), Reason::Wedged(evidence));
         }
     }
@@ -80,7 +80,11 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
         }
     }
     // 8
-    let reason = if closes > now { Reason::RoomWanted } else { Reason::IdleWindowPassed { window } };
+    let reason = match (closes > now, situation.room_wanted) {
+        (true, true) => Reason::RoomWanted,
+        (true, false) => Reason::Down,
+        (false, _) => Reason::IdleWindowPassed { window },
+    };
     take_down(situation, Phase::Draining, reason)
 }
 
@@ -95,28 +99,26 @@ fn may_roll(situation: &Situation<'_>) -> bool {
 
 /// Rule 7. What is on its way up is seen through, for the next build: whoever asked for it may only have hung up.
 fn linger(situation: &Situation<'_>, incarnation: &str, serving: bool, reason: Reason, closes: Timestamp) -> Plan {
-    let Situation { record, gave_up_on, demand, health, policy, now, .. } = *situation;
-    let worry = health.is_worrying().then(|| health.due(now, &policy.health));
+    let Situation { record, gave_up_on, demand, health, served, policy, now, .. } = *situation;
+    let worry = (health.is_worrying() || !serving).then(|| health.due(now, &policy.health));
     let (phase, step) = if record.incarnation.as_deref() != Some(incarnation) {
         (Phase::Starting, Some(Step::AdoptInstance))
-    } else if serving {
+    } else if serving || served {
         (Phase::Warm, worry.filter(|due| *due <= now).map(|_| Step::Probe))
     } else if gave_up_on == Some(incarnation) {
         (failed(situation, &reason), None)
     } else {
-        (awaiting(record), Some(Step::AwaitServing))
+        (Phase::Starting, Some(Step::AwaitServing))
     };
-    let look_again = if step.is_some() { None } else { Some(closes) };
-    let roll = situation.observed.outdated().and_then(|_| demand.roll_held_until(now, policy));
-    Plan { phase, step, reason, look_again: look_again.into_iter().chain(roll).chain(worry).min() }
-}
-
-/// The phase of a daemon that runs and has not answered yet. One that has answered before is up, and slow.
-fn awaiting(record: &ProjectRecord) -> Phase {
-    match record.phase {
-        Phase::Warm | Phase::Draining => Phase::Warm,
-        _ => Phase::Starting,
+    if let Some(step) = step {
+        return Plan::step(phase, step, reason);
     }
+    let roll = situation.observed.outdated().and_then(|_| demand.roll_held_until(now, policy));
+    // Builds that fall out of the day shorten the window.
+    let shorter = record.builds.next_change(now);
+    let worry = worry.filter(|_| phase == Phase::Warm);
+    let look_again = [closes].into_iter().chain(roll).chain(shorter).chain(worry).min();
+    Plan { phase, step, reason, look_again }
 }
 
 /// Rule 4: towards `Warm`, one step at a time.
@@ -126,8 +128,8 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
         if record.incarnation.as_deref() != Some(incarnation) {
             return Plan::step(Phase::Starting, Step::AdoptInstance, need);
         }
-        if *serving {
-            return keep_up(situation, need);
+        if *serving || situation.served {
+            return keep_up(situation, need, *serving);
         }
     }
     if let VolumeSeen::Foreign { found } = &observed.volume {
@@ -140,12 +142,12 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
         return Plan::rest(failed(situation, &reason), reason, Some(until));
     }
     if let InstanceSeen::Running { incarnation, .. } = &observed.instance {
-        // A build may be running in a daemon too loaded to answer: busy is not broken (F10).
+        // Nobody can have sent it a build: it has never answered, and no lease or connection tells of one.
         let in_vain = gave_up_on == Some(incarnation) && !demand.is_busy(now, policy);
         return if in_vain {
             Plan::step(Phase::Rolling, Step::StopInstance(Stop::Force), Reason::NotServing)
         } else {
-            Plan::step(awaiting(record), Step::AwaitServing, need)
+            Plan::step(Phase::Starting, Step::AwaitServing, need)
         };
     }
     // A roll is one until the daemon starts: nobody but the phase knows that it has to come up again.
@@ -171,8 +173,9 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
     }
 }
 
-/// A daemon that serves and is needed: asked now and then whether it is well.
-fn keep_up(situation: &Situation<'_>, need: Reason) -> Plan {
+/// A daemon that is up and needed: asked now and then whether it is well. One that is silent is waited for: it is slow, or
+/// the evidence against it gathers (rule 3).
+fn keep_up(situation: &Situation<'_>, need: Reason, serving: bool) -> Plan {
     let Situation { demand, health, now, policy, observed, .. } = *situation;
     let due = health.due(now, &policy.health);
     if due <= now {
@@ -180,7 +183,8 @@ fn keep_up(situation: &Situation<'_>, need: Reason) -> Plan {
     }
     let roll = observed.outdated().and_then(|_| demand.roll_held_until(now, policy));
     let look_again = demand.next_lease_change(now, policy).into_iter().chain(roll).chain([due]).min();
-    Plan::rest(Phase::Warm, need, look_again)
+    let reason = if serving { need } else { Reason::NotAnswering };
+    Plan::rest(Phase::Warm, reason, look_again)
 }
 
 /// `None`: the project has its place.
@@ -199,12 +203,12 @@ fn wait_for_place(situation: &Situation<'_>, rolling: bool) -> Option<Plan> {
 
 /// Rules 5, 6 and 8. What is not running is left as it is.
 fn take_down(situation: &Situation<'_>, phase: Phase, reason: Reason) -> Plan {
-    let InstanceSeen::Running { incarnation, serving, .. } = &situation.observed.instance else {
+    let InstanceSeen::Running { incarnation, .. } = &situation.observed.instance else {
         return Plan::rest(resting(situation), reason, None);
     };
     let Situation { record, health, counted, now, policy, .. } = *situation;
     // Before its first answer nobody can have sent it a build; and a run that nobody knows is adopted before it is asked.
-    let unborn = matches!(record.phase, Phase::Provisioning | Phase::Starting) && !serving;
+    let unborn = matches!(record.phase, Phase::Provisioning | Phase::Starting) && !situation.served;
     if record.incarnation.as_deref() != Some(incarnation) {
         return Plan::step(Phase::Starting, Step::AdoptInstance, reason);
     }

@@ -56,6 +56,8 @@ pub struct Situation<'a> {
     pub health: Health,
     /// What the daemon said when it was last asked for its builds.
     pub counted: Option<Counted>,
+    /// Whether this run of the daemon has answered before. One that has is up, however slow; a build may be in it.
+    pub served: bool,
     /// The run of the instance whose first answer was waited for in vain.
     pub gave_up_on: Option<&'a str>,
     pub place: Place,
@@ -210,16 +212,16 @@ impl Observed {
                     self.instance = InstanceSeen::Running { incarnation, serving: false, outdated: None };
                 }
             }
-            Step::AwaitServing => self.serves(),
+            Step::AwaitServing => self.answers(true),
             Step::Discard => (self.volume, self.files) = (VolumeSeen::Absent, FilesSeen::Stale),
             Step::AdoptInstance | Step::Probe | Step::CountBuilds => {}
         }
     }
 
-    /// It answered a real call.
-    pub fn serves(&mut self) {
+    /// Whether the daemon answered a real call just now.
+    pub fn answers(&mut self, answered: bool) {
         if let InstanceSeen::Running { serving, .. } = &mut self.instance {
-            *serving = true;
+            *serving = answered;
         }
     }
 }

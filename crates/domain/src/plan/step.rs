@@ -54,6 +54,20 @@ impl Step {
         }
     }
 
+    /// Whether it is on the way to a daemon that answers, and so needs a place among the starts.
+    pub const fn brings_up(self) -> bool {
+        matches!(
+            self,
+            Self::CreateVolume
+                | Self::WriteFiles
+                | Self::CreateInstance
+                | Self::DestroyInstance
+                | Self::StartInstance
+                | Self::AdoptInstance
+                | Self::AwaitServing
+        )
+    }
+
     /// Whether it only asks: then it is no event worth keeping, and its failure is no setback.
     pub const fn only_asks(self) -> bool {
         matches!(self, Self::Probe | Self::CountBuilds)

@@ -64,6 +64,7 @@ struct Case {
     health: Option<Health>,
     /// Builds that it told of, this instant; `None`: it was not asked.
     builds: Option<u32>,
+    served: bool,
     gave_up_on: Option<&'static str>,
     place: Place,
     room_wanted: bool,
@@ -72,6 +73,7 @@ struct Case {
 
 impl Case {
     fn new(instance: InstanceSeen) -> Self {
+        let served = matches!(instance, InstanceSeen::Running { serving: true, .. });
         Self {
             record: record(),
             settings: Settings::default(),
@@ -83,6 +85,7 @@ impl Case {
             setbacks: Setbacks::default(),
             health: None,
             builds: Some(0),
+            served,
             gave_up_on: None,
             place: Place::Admitted,
             room_wanted: false,
@@ -107,6 +110,7 @@ impl Case {
             setbacks: self.setbacks,
             health: self.health.unwrap_or(Health::answered(self.now)),
             counted: self.builds.map(|builds| Counted { builds, at: self.now }),
+            served: self.served,
             gave_up_on: self.gave_up_on,
             place: self.place,
             room_wanted: self.room_wanted,
@@ -303,7 +307,7 @@ fn one_that_does_not_say_is_not_stopped_in_peace() {
     let mut case = Case::new(running(true));
     (case.now, case.builds) = (at(1000), None);
     let mut health = Health::default();
-    health.note(at(1000), Probed { answered: false, cpu: None });
+    health.note(at(1000), Probed { answered: false, cpu: None }, &policy().health);
     case.health = Some(health);
     let plan = case.plan();
     assert_eq!((plan.step, plan.phase, plan.look_again), (None, Phase::Warm, Some(at(1010))));
@@ -316,7 +320,7 @@ fn before_its_first_answer_nobody_can_have_sent_it_a_build() {
     let mut case = Case::new(running(false));
     (case.now, case.builds, case.record.phase) = (at(1000), None, Phase::Starting);
     assert_eq!(case.step(), Some(GRACEFUL));
-    case.record.phase = Phase::Warm;
+    (case.record.phase, case.served) = (Phase::Warm, true);
     assert_eq!(case.step(), Some(Step::CountBuilds), "it may be slow with a build that came by another way");
 }
 
@@ -335,7 +339,7 @@ fn a_build_that_comes_while_it_drains_finds_it_up() {
 fn silent(now: i64, span: i64, cpu: fn(i64) -> Duration) -> Health {
     let mut health = Health::default();
     for second in (now - span..=now).step_by(10) {
-        health.note(at(second), Probed { answered: false, cpu: Some(cpu(second)) });
+        health.note(at(second), Probed { answered: false, cpu: Some(cpu(second)) }, &policy().health);
     }
     health
 }
@@ -354,6 +358,32 @@ fn wedged_is_rolled_at_once_under_a_lease_too_and_slow_never_is() {
     assert_eq!(case.step(), Some(FORCE));
     case.health = Some(silent(400, 300, |second| Duration::from_secs(second.unsigned_abs())));
     assert_eq!((case.step(), case.plan().phase), (None, Phase::Warm), "busy is not broken");
+}
+
+#[test]
+fn one_that_has_answered_before_is_slow_and_never_started_anew_for_it() {
+    let mut case = Case::waiting(running(false));
+    (case.served, case.gave_up_on) = (true, Some("run-1"));
+    let plan = case.plan();
+    assert_eq!((plan.step, plan.phase, plan.reason), (None, Phase::Warm, Reason::NotAnswering));
+    case.now = at(30);
+    case.health = Some(Health::answered(at(0)));
+    assert_eq!(case.step(), Some(Step::Probe));
+    case.waiters = 0;
+    assert_eq!((case.step(), case.plan().phase), (Some(Step::Probe), Phase::Warm), "nor while it lingers");
+}
+
+#[test]
+fn what_is_down_in_its_window_makes_room_for_nobody() {
+    assert_eq!(Case::new(InstanceSeen::STOPPED).plan().reason, Reason::Down);
+}
+
+#[test]
+fn builds_that_fall_out_of_the_day_close_a_window_early() {
+    let mut case = Case::new(running(true));
+    case.record.builds.note(at(-86_000));
+    case.record.builds.note(at(0));
+    assert_eq!(case.plan().look_again, Some(at(400)), "its second build of the day is one until then");
 }
 
 #[test]
@@ -601,6 +631,7 @@ fn any_case() -> impl Strategy<Value = Case> {
         |((instance, volume, files, phase), (waiters, connections, stop, leases), history, now, flags)| {
             let ((setbacks, builds, silence, works, place), (hot, gave_up, room_wanted)) = (history, flags);
             let mut case = Case::new(instance);
+            case.served |= works;
             (case.observed.volume, case.observed.files, case.record.phase) = (volume, files, phase);
             case.settings.tier = Some(if hot { Tier::Hot } else { Tier::Warm });
             case.gave_up_on = gave_up.then_some("run-1");

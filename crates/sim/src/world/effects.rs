@@ -298,6 +298,10 @@ impl Effects for ModelHost {
         load
     }
 
+    async fn check(&self) -> Result<(), EffectError> {
+        Ok(())
+    }
+
     async fn survey(&self) -> Result<Survey, EffectError> {
         self.pass(true).await?;
         Ok(self.sim.world().survey())
