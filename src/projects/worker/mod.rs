@@ -74,15 +74,9 @@ pub(super) struct Worker {
     /// Something happened to the instance since the last look began.
     changed_since: bool,
     setbacks: Setbacks,
-    health: Health,
-    /// This run of the daemon has answered.
-    served: bool,
-    counted: Option<Counted>,
-    /// The run of the instance whose first answer was waited for in vain.
-    gave_up_on: Option<String>,
+    run: Run,
     place: Place,
     queued_since: Option<Instant>,
-    room_wanted: bool,
     standing: Standing,
     in_flight: Option<InFlight>,
     look_again: Option<Timestamp>,
@@ -90,6 +84,19 @@ pub(super) struct Worker {
     anchor: (Timestamp, Instant),
     /// Its record is gone from the store.
     removed: bool,
+}
+
+/// What is known of this run of the daemon.
+#[derive(Default)]
+struct Run {
+    health: Health,
+    /// It has answered.
+    served: bool,
+    counted: Option<Counted>,
+    /// The incarnation whose first answer was waited for in vain.
+    gave_up_on: Option<String>,
+    /// Others need the room.
+    room_wanted: bool,
 }
 
 /// Why a look is wanted.
@@ -112,11 +119,13 @@ impl Worker {
     ) -> Self {
         let now = shared.clock.now();
         // The clock may have gone back while Kiln was not there.
-        leases.iter_mut().for_each(|lease| lease.clamp_to(now, &shared.policy.lease));
+        for lease in &mut leases {
+            lease.clamp_to(now, &shared.policy.lease);
+        }
         Self {
             key: record.key.clone(),
             settings: shared.settings(&record),
-            served: matches!(record.phase, Phase::Warm | Phase::Draining),
+            run: Run { served: matches!(record.phase, Phase::Warm | Phase::Draining), ..Run::default() },
             anchor: (now, Instant::now()),
             shared,
             registry,
@@ -132,12 +141,8 @@ impl Worker {
             doubtful: false,
             changed_since: false,
             setbacks: Setbacks::default(),
-            health: Health::default(),
-            counted: None,
-            gave_up_on: None,
             place: Place::Unasked,
             queued_since: None,
-            room_wanted: false,
             standing: Standing::Down,
             in_flight: None,
             look_again: None,
@@ -163,6 +168,8 @@ impl Worker {
                 biased;
                 (outcome, took) = landed(&mut self.in_flight) => {
                     self.in_flight = None;
+                    // Before what is told now is dated.
+                    self.follow_the_clock();
                     self.take_in(outcome, took).await;
                 }
                 message = self.desk.mailbox.recv() => match message {
@@ -273,14 +280,16 @@ impl Worker {
             return;
         }
         tracing::warn!(key = %self.key, leap_ms = leap, "the clock has leapt; nothing is taken to be older or younger for it");
-        self.leases.iter_mut().for_each(|lease| lease.shift(leap));
+        for lease in &mut self.leases {
+            lease.shift(leap);
+        }
         self.record.last_activity = self.record.last_activity.shifted(leap);
         self.record.builds.shift(leap);
         self.setbacks.last = self.setbacks.last.map(|last| last.shifted(leap));
         if let Some((_, at)) = &mut self.observed {
             *at = at.shifted(leap);
         }
-        self.counted = None;
+        self.run.counted = None;
     }
 
     fn note_fault(&self, reason: &Reason) {
@@ -367,12 +376,12 @@ impl Worker {
             observed: self.seen()?,
             demand: self.demand(),
             setbacks: self.setbacks,
-            health: self.health,
-            counted: self.counted,
-            served: self.served,
-            gave_up_on: self.gave_up_on.as_deref(),
+            health: self.run.health,
+            counted: self.run.counted,
+            served: self.run.served,
+            gave_up_on: self.run.gave_up_on.as_deref(),
             place: self.place,
-            room_wanted: self.room_wanted,
+            room_wanted: self.run.room_wanted,
             now: self.now(),
             policy: &self.shared.policy,
         }))
@@ -430,7 +439,7 @@ impl Worker {
             (true, false) => Standing::Unneeded(self.record.last_activity),
         };
         if needed || !running {
-            self.room_wanted = false;
+            self.run.room_wanted = false;
         }
         if standing != self.standing {
             self.standing = standing;
