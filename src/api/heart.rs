@@ -51,7 +51,8 @@ pub trait Heart: Send + Sync + 'static {
     /// What is set for this project alone. Durable when it returns; what needs a roll is in the view's `pending`.
     async fn set(&self, key: &Key, change: SettingsChange) -> Result<ProjectView, VerbError>;
 
-    /// Returns when the daemon is down. The cache stays. `force`: an admin's word, also over one that is busy or wedged.
+    /// Returns when the daemon is down. The cache stays. `force`: an admin's word, also over one that is busy, hot or
+    /// wedged; what still needs it brings it up again.
     async fn stop(&self, key: &Key, force: bool) -> Result<(), VerbError>;
 
     /// Forgets the project; its cache goes to the trash. [`VerbError::Busy`] while a build counts on it.
@@ -99,7 +100,8 @@ const A_MOMENT: Duration = Duration::from_secs(1);
 /// A start takes seconds, and one that did not get there in a whole wait will not be there in one.
 const A_START: Duration = Duration::from_secs(5);
 
-/// Why a build gets no daemon. The texts go to the client, so they say nothing that only the host may know.
+/// Why a build gets no daemon. The texts go to the client as they are, with paths of the host and the daemon's last log
+/// lines: as long as nobody is told apart, whoever may ask at all may read those (K9).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RouteError {
     /// Not this build, now or later.
@@ -223,9 +225,9 @@ pub enum VerbError {
     /// Asked for what cannot be, now or later: out of range, or contradicting what else there is.
     #[error("{0}")]
     Impossible(String),
-    /// K2: nothing takes a daemon away from a running build.
+    /// K2: nothing takes a daemon away from a running build; nor from the hot tier, which would bring it up again.
     #[error(
-        "{key} is busy: {need}; `kiln show {key}` lists what counts on it, `kiln stop --force {key}` ends it all the same"
+        "{key} is busy: {need}; `kiln show {key}` lists what counts on it, `kiln stop --force {key}` takes its daemon down all the same"
     )]
     Busy { key: Key, need: String },
     /// Not now; the same request may succeed after a while.

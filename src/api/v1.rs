@@ -128,7 +128,7 @@ pub(super) struct Stopping {
     force: bool,
 }
 
-/// Stop the project's daemon; the cache stays. Refused while a build counts on it.
+/// Stop the project's daemon; the cache stays. Refused while a build counts on it, or the hot tier.
 #[utoipa::path(
     post, path = "/v1/projects/{key}/stop", tag = "projects",
     params(Stopping, ("key" = String, Path, description = "As /route answers it and `kiln key` prints it")),
@@ -136,7 +136,7 @@ pub(super) struct Stopping {
         (status = 204, description = "It is down"),
         (status = 400, description = "Not a key", body = ApiError),
         (status = 404, description = "No such project", body = ApiError),
-        (status = 409, description = "A build counts on it", body = ApiError),
+        (status = 409, description = "A build counts on it, or the hot tier", body = ApiError),
         (status = 500, description = "It could not be stopped", body = ApiError),
         (status = 503, description = "Not now; see Retry-After", body = ApiError),
     )

@@ -35,11 +35,11 @@ pub enum StoreError {
     WritesWaiting { waiting: usize },
     #[error("no connection to the database became free within {seconds} s: try again in a second")]
     ReadsWaiting { seconds: u64 },
+    #[error("the database is new, and the host could not be looked through yet for the projects it has: {why}")]
+    Rebuilding { why: String },
     /// It goes on, and its connection comes back with its end.
     #[error("a read of {path} did not end within {} s: look whether its disk hangs", .after.as_secs())]
     ReadHangs { path: PathBuf, after: Duration },
-    #[error("the database is new, and the host could not be looked through yet for the projects it has: {why}")]
-    Rebuilding { why: String },
     #[error("the database is closed")]
     Closed,
     /// Nothing was written. Reads go on.
@@ -81,9 +81,10 @@ const AFTER_A_REPAIR: Duration = Duration::from_secs(30);
 impl StoreError {
     /// Whether the same call may succeed later without anybody changing anything.
     pub fn is_retryable(&self) -> bool {
-        use StoreError::{ReadHangs, ReadsWaiting, Rebuilding, WritesWaiting};
-
-        matches!(self, WritesWaiting { .. } | ReadsWaiting { .. } | ReadHangs { .. } | Rebuilding { .. })
+        matches!(
+            self,
+            Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::ReadHangs { .. } | Self::Rebuilding { .. }
+        )
     }
 
     /// When to try the same call again: also where the disk must be seen to first, because whoever can wait does better to

@@ -6,6 +6,7 @@ mod delivery;
 mod events;
 mod health;
 mod mapping;
+mod refused;
 mod sockets;
 mod upkeep;
 mod v1;
