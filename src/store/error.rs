@@ -41,6 +41,13 @@ pub enum StoreError {
     /// Nothing was written. Reads go on.
     #[error("the disk is full: free some space on the file system of {path}")]
     Full { path: PathBuf },
+    /// Nothing was written. Reads go on as long as the disk lets them.
+    #[error("the disk of {path} fails, or has become read-only: `dmesg` says why; mend it, and start kilnd again")]
+    Disk {
+        path: PathBuf,
+        #[source]
+        source: Arc<rusqlite::Error>,
+    },
     #[error("cannot {doing}")]
     Sqlite {
         doing: &'static str,
@@ -72,6 +79,9 @@ impl StoreError {
     pub(super) fn of_database(self, path: &Path) -> Self {
         match &self {
             Self::Sqlite { source, .. } if is_no_room(source) => Self::Full { path: path.to_owned() },
+            Self::Sqlite { source, .. } if is_disk(source) => {
+                Self::Disk { path: path.to_owned(), source: Arc::clone(source) }
+            }
             _ => self,
         }
     }
@@ -82,6 +92,11 @@ pub(super) fn is_no_room(error: &rusqlite::Error) -> bool {
     error.sqlite_error().is_some_and(|error| {
         error.code == ErrorCode::DiskFull || error.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE
     })
+}
+
+/// Where a disk shows that does not take writes any more.
+fn is_disk(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::SystemIoFailure | ErrorCode::ReadOnly))
 }
 
 /// Why the database cannot be used. Nothing was changed when it is refused.
