@@ -5,13 +5,13 @@
 
 # === What the points look at
 
-# explained KEY WORD...: `kiln why` says all the words. Its answer is shown where it does not.
+# explained KEY WORD...: `kiln why` says all the words. What it says instead is in $home/explained.
 explained() {
-    local key=$1 said word
+    local key=$1 word
     shift
-    said=$(kiln why "$key" 2>&1) || { printf '%s\n' "$said" >&2; return 1; }
+    kiln why "$key" >"$home/explained" 2>&1 || return 1
     for word in "$@"; do
-        grep -qF -- "$word" <<<"$said" || { printf 'no "%s" in:\n%s\n' "$word" "$said" >&2; return 1; }
+        grep -qF -- "$word" "$home/explained" || { echo "no \"$word\"" >>"$home/explained"; return 1; }
     done
 }
 
@@ -19,11 +19,11 @@ explained() {
 why() {
     local text=$1
     shift
-    if await 15 explained "$@" 2>"$home/explained"; then
+    if await 15 explained "$@"; then
         ok "$text"
-        kiln why "$1" | head -n 4 | sed 's/^/    /'
+        sed '/^lately:/,$d; s/^/    /' "$home/explained"
     else
-        not_ok "$text: $(tr '\n' ' ' <"$home/explained" | tail -c 800)"
+        not_ok "$text: $(sed '/^lately:/,/^no /{/^no /!d}' "$home/explained" | tr '\n' ' ')"
     fi
 }
 
@@ -256,7 +256,7 @@ wedged_after = "10s"'
 }
 
 is_generation() { [[ $(project "$1" generation) == "$2" ]]; }
-at_ease() { ! explained "$1" 'unanswered' 2>/dev/null; }
+at_ease() { ! explained "$1" 'unanswered'; }
 is_gone() { ! kill -0 "$1" 2>/dev/null; }
 
 # === why
@@ -296,9 +296,9 @@ running = 3'
     why "an idle window" "$second" warm 'its idle window of 1 min is open' 'it is stopped in' 'its cache stays'
     kiln set "$second" --tier hot >/dev/null
     why "hot" "$second" warm 'the project is hot' 'comes up again when it died'
-    kiln stop "$second" >/dev/null
     kiln set "$second" --tier warm >/dev/null
-    why "stopped" "$second" idle 'nobody needs it'
+    kiln stop "$second" >/dev/null
+    why "stopped" "$second" idle 'it is down, and nobody needs it'
 
     # Three daemons that are needed: the next one has to wait.
     local number keys=()
@@ -311,7 +311,7 @@ running = 3'
     routed_later example.com/why/queued
     why "queued for a start" "$key" 'waits for its turn to start, number 1 of 1' 'daemon(s)'
     completes "$key" "$route"
-    why "never built" "$key" absent 'nobody needs it'
+    why "never built" "$key" absent 'it is down, and nobody needs it'
     for number in "${keys[@]}"; do kiln set "$number" --tier warm >/dev/null; done
 
     # A daemon that cannot start.

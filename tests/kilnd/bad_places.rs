@@ -10,10 +10,10 @@ use std::process::Command;
 use super::stage::{Stage, is_root};
 
 /// A small file system in memory, gone with this.
-struct Tmpfs(PathBuf);
+pub(crate) struct Tmpfs(PathBuf);
 
 impl Tmpfs {
-    fn new(at: &Path, options: &str) -> Option<Self> {
+    pub(crate) fn new(at: &Path, options: &str) -> Option<Self> {
         if !is_root("mounting a file system") {
             return None;
         }
@@ -29,9 +29,14 @@ impl Tmpfs {
         }
     }
 
-    fn fill(&self) {
+    pub(crate) fn fill(&self) {
         let full = fs::write(self.0.join("filler"), vec![7; 20 << 20]);
         assert!(full.is_err(), "it holds more than it should");
+    }
+
+    /// Undoes [`Tmpfs::fill`].
+    pub(crate) fn clear(&self) {
+        fs::remove_file(self.0.join("filler")).expect("removed");
     }
 
     /// Full without taking memory.

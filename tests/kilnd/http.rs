@@ -24,6 +24,10 @@ pub(crate) fn get(to: SocketAddr, path: &str) -> io::Result<Answer> {
     send(to, format!("GET {path} HTTP/1.1\r\nhost: {to}\r\nconnection: close\r\n\r\n").as_bytes())
 }
 
+pub(crate) fn delete(to: SocketAddr, path: &str) -> io::Result<Answer> {
+    send(to, format!("DELETE {path} HTTP/1.1\r\nhost: {to}\r\nconnection: close\r\n\r\n").as_bytes())
+}
+
 pub(crate) fn post(to: SocketAddr, path: &str, body: &[u8]) -> io::Result<Answer> {
     let length = body.len();
     let head = format!("POST {path} HTTP/1.1\r\nhost: {to}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");

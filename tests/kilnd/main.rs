@@ -7,6 +7,7 @@
 mod bad_places;
 mod configuration;
 mod daemons;
+mod damage;
 mod hellos;
 mod http;
 mod incus;
