@@ -31,7 +31,9 @@ use answers::Stopped;
 use doing::{InFlight, landed};
 use kiln_domain::explain::{Explanation, explain};
 use kiln_domain::health::Health;
-use kiln_domain::plan::{Counted, Demand, InstanceSeen, Observed, Place, Reason, Setbacks, Situation, StopWish};
+use kiln_domain::plan::{
+    Counted, Demand, InstanceSeen, Observed, Place, Reason, Setbacks, Situation, StopWish, VolumeSeen,
+};
 use kiln_domain::{Key, Lease, Phase, Plan, ProjectRecord, Settings, Step, Timestamp, plan};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -45,6 +47,9 @@ use crate::store::NewEvent;
 /// A daemon that is up is looked at this often even if nothing happens: its certificates grow old, and so may its image
 /// without anybody telling.
 const LOOK_EVERY: Duration = Duration::from_hours(1);
+
+/// A project that is needed, and whose volume's place is taken, looks this often whether it still is.
+const LOOK_FOR_OURS: Duration = Duration::from_mins(1);
 
 /// A wall clock may drift this far from the other between two decisions without having leapt.
 const LEAP_MILLIS: u64 = 5000;
@@ -173,7 +178,10 @@ impl Worker {
                     self.take_in(outcome, took).await;
                 }
                 message = self.desk.mailbox.recv() => match message {
-                    Some(message) => self.hear(message),
+                    Some(message) => {
+                        self.follow_the_clock();
+                        self.hear(message);
+                    }
                     None => return,
                 },
                 () = sleep(timer) => self.look_again = None,
@@ -347,7 +355,17 @@ impl Worker {
         if self.doubtful {
             return Some(self.setbacks.pause_ends(self.now()).unwrap_or(self.now()));
         }
-        seen.instance.is_running().then(|| (*at).min(self.now()).plus(LOOK_EVERY))
+        let every = match (seen.instance.is_running(), &seen.volume) {
+            // It may have been moved out of the way, and nothing tells.
+            (_, VolumeSeen::Foreign { .. }) if self.is_needed() => LOOK_FOR_OURS,
+            (true, _) => LOOK_EVERY,
+            (false, _) => return None,
+        };
+        Some((*at).min(self.now()).plus(every))
+    }
+
+    fn is_needed(&self) -> bool {
+        self.demand().need(&self.settings, self.now(), &self.shared.policy).is_some()
     }
 
     /// What is known of the instance may not be true any more.
@@ -410,7 +428,7 @@ impl Worker {
     }
 
     async fn ask_for_place(&self) -> Place {
-        let new_volume = self.seen().is_some_and(|seen| seen.volume == kiln_domain::plan::VolumeSeen::Absent);
+        let new_volume = self.seen().is_some_and(|seen| seen.volume == VolumeSeen::Absent);
         self.shared.admission.ask(&self.key, new_volume, &self.desk.own_mailbox).await
     }
 
@@ -432,7 +450,7 @@ impl Worker {
     /// Tells the door how this daemon stands.
     fn report(&mut self) {
         let running = self.seen().is_some_and(|seen| seen.instance.is_running());
-        let needed = self.demand().need(&self.settings, self.now(), &self.shared.policy).is_some();
+        let needed = self.is_needed();
         let standing = match (running, needed) {
             (false, _) => Standing::Down,
             (true, true) => Standing::Needed,
