@@ -76,7 +76,7 @@ impl Worker {
                     self.note_death(&words);
                 }
                 if let InstanceSeen::Running { serving: true, .. } = seen.instance {
-                    self.health = Health::answered(self.now());
+                    self.note_answer();
                 }
                 self.observed = Some((seen, self.now()));
             }
@@ -103,13 +103,14 @@ impl Worker {
         match (step, done) {
             (Step::StartInstance, Done::Started { incarnation }) => {
                 self.record.incarnation = Some(incarnation.clone());
+                self.unborn = Some(incarnation.clone());
                 (self.health, self.counted) = (Health::default(), None);
             }
             (Step::StopInstance(_), _) => {
                 self.record.incarnation = None;
                 (self.health, self.counted) = (Health::default(), None);
             }
-            (Step::AwaitServing, _) => self.health = Health::answered(now),
+            (Step::AwaitServing, _) => self.note_answer(),
             (_, Done::Probed(probed)) => self.note_probe(*probed),
             (_, Done::Builds { count, cpu }) => {
                 self.note_probe(Probed { answered: count.is_some(), cpu: *cpu });
@@ -122,10 +123,18 @@ impl Worker {
         }
     }
 
+    fn note_answer(&mut self) {
+        self.health = Health::answered(self.now());
+        (self.gave_up_on, self.unborn) = (None, None);
+    }
+
     fn note_probe(&mut self, probed: Probed) {
         self.health.note(self.now(), probed);
-        if let (true, Some((observed, _))) = (probed.answered, &mut self.observed) {
-            observed.serves();
+        if probed.answered {
+            self.note_answer();
+            if let Some((observed, _)) = &mut self.observed {
+                observed.serves();
+            }
         }
     }
 

@@ -73,6 +73,8 @@ pub(super) struct Worker {
     counted: Option<Counted>,
     /// The run of the instance whose first answer was waited for in vain.
     gave_up_on: Option<String>,
+    /// The run that this worker started, until its first answer.
+    unborn: Option<String>,
     place: Place,
     room_wanted: bool,
     standing: Standing,
@@ -113,6 +115,7 @@ impl Worker {
             health: Health::default(),
             counted: None,
             gave_up_on: None,
+            unborn: None,
             place: Place::Unasked,
             room_wanted: false,
             standing: Standing::Down,
@@ -242,6 +245,7 @@ impl Worker {
         } else if !self.waiters.is_empty() || self.prewarming {
             let refusal = match reason {
                 Reason::Refused(_) => Refusal { kind: RefusalKind::NotAdmitted, text: reason.to_string() },
+                Reason::NotAnswering => Refusal { kind: RefusalKind::NotNow, text: self.record.phase.to_string() },
                 _ => Refusal { kind: RefusalKind::Broken, text: self.record.phase.to_string() },
             };
             self.refuse_all(&refusal);
@@ -291,6 +295,7 @@ impl Worker {
             health: self.health,
             counted: self.counted,
             gave_up_on: self.gave_up_on.as_deref(),
+            unborn: self.unborn.is_some() && self.unborn == self.record.incarnation,
             place: self.place,
             room_wanted: self.room_wanted,
             now: self.now(),

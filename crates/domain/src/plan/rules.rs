@@ -99,10 +99,9 @@ fn linger(situation: &Situation<'_>, incarnation: &str, serving: bool, reason: R
     let worry = health.is_worrying().then(|| health.due(now, &policy.health));
     let (phase, step) = if record.incarnation.as_deref() != Some(incarnation) {
         (Phase::Starting, Some(Step::AdoptInstance))
-    } else if serving {
-        (Phase::Warm, worry.filter(|due| *due <= now).map(|_| Step::Probe))
-    } else if gave_up_on == Some(incarnation) {
-        (failed(situation, &reason), None)
+    } else if serving || gave_up_on == Some(incarnation) {
+        let phase = if serving { Phase::Warm } else { failed(situation, &reason) };
+        (phase, worry.filter(|due| *due <= now).map(|_| Step::Probe))
     } else {
         (awaiting(record), Some(Step::AwaitServing))
     };
@@ -121,7 +120,7 @@ fn awaiting(record: &ProjectRecord) -> Phase {
 
 /// Rule 4: towards `Warm`, one step at a time.
 fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
-    let Situation { record, observed, demand, setbacks, gave_up_on, now, policy, .. } = *situation;
+    let Situation { record, observed, demand, setbacks, gave_up_on, unborn, now, policy, .. } = *situation;
     if let InstanceSeen::Running { incarnation, serving, .. } = &observed.instance {
         if record.incarnation.as_deref() != Some(incarnation) {
             return Plan::step(Phase::Starting, Step::AdoptInstance, need);
@@ -140,12 +139,13 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
         return Plan::rest(failed(situation, &reason), reason, Some(until));
     }
     if let InstanceSeen::Running { incarnation, .. } = &observed.instance {
-        // A build may be running in a daemon too loaded to answer: busy is not broken (F10).
-        let in_vain = gave_up_on == Some(incarnation) && !demand.is_busy(now, policy);
-        return if in_vain {
+        return if gave_up_on != Some(incarnation) {
+            Plan::step(awaiting(record), Step::AwaitServing, need)
+        } else if unborn && !demand.is_busy(now, policy) {
             Plan::step(Phase::Rolling, Step::StopInstance(Stop::Force), Reason::NotServing)
         } else {
-            Plan::step(awaiting(record), Step::AwaitServing, need)
+            // A build may be running in a daemon too loaded to answer: busy is not broken (F10), and rule 3 finds out.
+            ask_the_silent(situation)
         };
     }
     // A roll is one until the daemon starts: nobody but the phase knows that it has to come up again.
@@ -183,6 +183,17 @@ fn keep_up(situation: &Situation<'_>, need: Reason) -> Plan {
     Plan::rest(Phase::Warm, need, look_again)
 }
 
+/// One whose answer was waited for in vain: asked now and then, which shows whether it works or is wedged.
+fn ask_the_silent(situation: &Situation<'_>) -> Plan {
+    let Situation { health, now, policy, .. } = *situation;
+    let due = health.due(now, &policy.health);
+    let phase = failed(situation, &Reason::NotAnswering);
+    if due <= now {
+        return Plan::step(phase, Step::Probe, Reason::NotAnswering);
+    }
+    Plan::rest(phase, Reason::NotAnswering, Some(due))
+}
+
 /// `None`: the project has its place.
 fn wait_for_place(situation: &Situation<'_>, rolling: bool) -> Option<Plan> {
     let Situation { place, demand, now, .. } = *situation;
@@ -202,9 +213,9 @@ fn take_down(situation: &Situation<'_>, phase: Phase, reason: Reason) -> Plan {
     let InstanceSeen::Running { incarnation, serving, .. } = &situation.observed.instance else {
         return Plan::rest(resting(situation), reason, None);
     };
-    let Situation { record, health, counted, now, policy, .. } = *situation;
+    let Situation { record, health, counted, unborn, now, policy, .. } = *situation;
     // Before its first answer nobody can have sent it a build; and a run that nobody knows is adopted before it is asked.
-    let unborn = matches!(record.phase, Phase::Provisioning | Phase::Starting) && !serving;
+    let unborn = unborn && !serving;
     if record.incarnation.as_deref() != Some(incarnation) {
         return Plan::step(Phase::Starting, Step::AdoptInstance, reason);
     }

@@ -58,6 +58,9 @@ pub struct Situation<'a> {
     pub counted: Option<Counted>,
     /// The run of the instance whose first answer was waited for in vain.
     pub gave_up_on: Option<&'a str>,
+    /// Kiln has watched this run since its start, and it has not answered yet. Of a run from before a restart of Kiln
+    /// nobody can say that.
+    pub unborn: bool,
     pub place: Place,
     /// Somebody waits for a start, and this daemon's stop would make room for it.
     pub room_wanted: bool,

@@ -65,6 +65,7 @@ struct Case {
     /// Builds that it told of, this instant; `None`: it was not asked.
     builds: Option<u32>,
     gave_up_on: Option<&'static str>,
+    unborn: bool,
     place: Place,
     room_wanted: bool,
     now: Timestamp,
@@ -84,6 +85,7 @@ impl Case {
             health: None,
             builds: Some(0),
             gave_up_on: None,
+            unborn: false,
             place: Place::Admitted,
             room_wanted: false,
             now: at(0),
@@ -108,6 +110,7 @@ impl Case {
             health: self.health.unwrap_or(Health::answered(self.now)),
             counted: self.builds.map(|builds| Counted { builds, at: self.now }),
             gave_up_on: self.gave_up_on,
+            unborn: self.unborn,
             place: self.place,
             room_wanted: self.room_wanted,
             now: self.now,
@@ -257,10 +260,31 @@ fn a_daemon_that_did_not_answer_is_restarted_unless_it_is_busy() {
     let mut case = Case::waiting(running(false));
     case.gave_up_on = Some("run-0");
     assert_eq!(case.step(), Some(Step::AwaitServing), "that was another run");
-    case.gave_up_on = Some("run-1");
+    (case.gave_up_on, case.unborn) = (Some("run-1"), true);
     assert_eq!(case.step(), Some(FORCE));
     case.connections = 1;
-    assert_eq!(case.step(), Some(Step::AwaitServing));
+    case.health = Some(Health::default());
+    assert_eq!(case.step(), Some(Step::Probe), "rule 3 finds out");
+}
+
+#[test]
+fn a_daemon_from_before_a_restart_is_not_forced_for_want_of_an_answer() {
+    let mut case = Case::waiting(running(false));
+    case.gave_up_on = Some("run-1");
+    case.health = Some(Health::default());
+    assert_eq!(case.step(), Some(Step::Probe), "a build that nobody knows of may keep it from answering");
+    case.health = Some(silent(0, 2, |_| Duration::ZERO));
+    assert!(case.step().is_none() && case.plan().look_again.is_some_and(|at| at > case.now));
+}
+
+#[test]
+fn a_timer_of_a_daemon_that_was_given_up_on_is_never_in_the_past() {
+    let mut case = Case::new(running(false));
+    case.gave_up_on = Some("run-1");
+    let mut doubted = Health::default();
+    doubted.suspect();
+    case.health = Some(doubted);
+    assert_eq!(case.step(), Some(Step::Probe), "what is due is done, or the worker would turn in circles");
 }
 
 #[test]

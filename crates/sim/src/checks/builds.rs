@@ -22,6 +22,8 @@ pub(super) struct NoBuildIsCut {
     forcing: BTreeMap<Request, Project>,
     forced: BTreeSet<Project>,
     stopping: BTreeMap<Incarnation, Stopping>,
+    /// Daemons in which nothing goes on any more: there is no build left in one to protect.
+    dead: BTreeSet<Incarnation>,
 }
 
 struct Held {
@@ -130,7 +132,7 @@ impl NoBuildIsCut {
             return Err(format!("{project} was stopped, and nobody had begun to"));
         };
         // What is being removed is nobody's any more.
-        if *excused || phase == "removing" {
+        if *excused || phase == "removing" || self.dead.contains(&incarnation) {
             return Ok(());
         }
         if self.is_connected(project) {
@@ -212,6 +214,8 @@ impl Check for NoBuildIsCut {
             Fact::Questioned { incarnation, answered, builds, cpu, .. } => {
                 self.daemons.entry(*incarnation).or_default().questioned(entry.at, *answered, *builds, *cpu);
             }
+            Fact::Hung { incarnation, works: false, .. } => drop(self.dead.insert(*incarnation)),
+            Fact::Recovered { incarnation, .. } => drop(self.dead.remove(incarnation)),
             Fact::Asked { request, verb: Verb::Force, project } => drop(self.forcing.insert(*request, *project)),
             Fact::HungUp { request } => {
                 if let Some(project) = self.forcing.remove(request) {
