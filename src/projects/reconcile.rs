@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kiln_domain::project::ProjectRecord;
-use kiln_domain::{Arch, BuildSpec, Key, Phase, Settings};
+use kiln_domain::{Arch, BuildSpec, Generation, Key, Phase, Settings};
 use kiln_wire::{Orphan, OrphanKind};
 use thiserror::Error;
 use tokio::sync::broadcast;
@@ -327,6 +327,8 @@ fn record_of(properties: &Properties, now: kiln_domain::Timestamp) -> Result<Pro
         text => serde_json::from_str(text).map_err(|error| format!("its settings cannot be read: {error}"))?,
     };
     record.phase = Phase::Idle;
+    // How often it was started before, nobody knows; more often than there were seconds it was not.
+    record.generation = Generation::from_stored(now.as_millis().unsigned_abs() / 1000);
     Ok(record)
 }
 

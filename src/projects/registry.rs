@@ -198,7 +198,8 @@ async fn read(shared: &Shared, key: &Key) -> Result<Option<(ProjectRecord, Vec<L
         };
         match read.await {
             // Thousands of workers begin at once after a restart, and each of them has leases to look after.
-            Err(error) if error.is_retryable() => tokio::time::sleep(READ_AGAIN).await,
+            // And one whose disk is being seen to has them still.
+            Err(error) if error.retry_after().is_some() => tokio::time::sleep(READ_AGAIN).await,
             outcome => return outcome,
         }
     }

@@ -75,6 +75,14 @@ impl Health {
         self.suspect = true;
     }
 
+    /// As if the clock had always been ahead by what it is now.
+    pub fn shift(&mut self, by_millis: i64) {
+        self.last = self.last.map(|last| last.shifted(by_millis));
+        if let Some(silence) = &mut self.silence {
+            silence.last = silence.last.shifted(by_millis);
+        }
+    }
+
     pub fn note(&mut self, now: Timestamp, probed: Probed, policy: &HealthPolicy) {
         if probed.answered {
             *self = Self::answered(now);

@@ -66,7 +66,9 @@ impl Life {
     /// What kilnd itself says of each project that has a worker.
     async fn explanations(&self) -> String {
         let mut all = String::new();
-        for project in 0..self.sim.world().specs.len() {
+        // Not in the loop's head: the world would stay locked through all of it.
+        let count = self.sim.world().specs.len();
+        for project in 0..count {
             let asked = tokio::time::timeout(Duration::from_secs(20), self.projects.why(&self.key(project))).await;
             if let Ok(Ok((explanation, _))) = asked {
                 let _ = write!(all, "; {project} is {}: {}", explanation.headline, explanation.because.join(", "));

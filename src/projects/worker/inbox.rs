@@ -56,7 +56,7 @@ impl Worker {
             Message::Complete { token, how, reply } => {
                 let released = self.complete(&token, how);
                 match reply {
-                    Some(reply) => drop(reply.send(released)),
+                    Some(reply) => self.answer_release(reply, released),
                     // Nobody would try again if it could not be written.
                     None if released.is_some() => self.forget_on_disk(vec![token]),
                     None => {}
@@ -64,9 +64,12 @@ impl Worker {
             }
             Message::CompleteOldest { reply } => {
                 let oldest = self.leases.iter().min_by_key(|lease| lease.created).map(|lease| lease.token.clone());
-                drop(reply.send(oldest.and_then(|token| self.complete(&token, LeaseEnd::Nameless))));
+                let released = oldest.and_then(|token| self.complete(&token, LeaseEnd::Nameless));
+                self.answer_release(reply, released);
             }
-            Message::StillHeld { lease } => {
+            Message::StillHeld { mut lease } => {
+                // The clock may have leapt while it was nobody's.
+                lease.clamp_to(self.now(), &self.shared.policy.lease);
                 // A worker made since then has read it from the disk.
                 if !self.leases.iter().any(|known| known.token == lease.token) {
                     self.leases.push(lease);
@@ -89,6 +92,13 @@ impl Worker {
                     self.something_happened(Occasion::Routine);
                 }
             }
+        }
+    }
+
+    /// Whoever has gone meanwhile does not try again if it could not be written.
+    fn answer_release(&self, reply: oneshot::Sender<Option<Releasing>>, released: Option<Releasing>) {
+        if let Err(Some(Releasing { lease, .. })) = reply.send(released) {
+            self.forget_on_disk(vec![lease.token]);
         }
     }
 

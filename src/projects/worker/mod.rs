@@ -51,6 +51,9 @@ const LOOK_EVERY: Duration = Duration::from_hours(1);
 /// A project that is needed, and whose volume's place is taken, looks this often whether it still is.
 const LOOK_FOR_OURS: Duration = Duration::from_mins(1);
 
+/// Between two tries to write a record to a disk that does not let itself be written to.
+const SAVE_AGAIN: Duration = Duration::from_secs(10);
+
 /// A wall clock may drift this far from the other between two decisions without having leapt.
 const LEAP_MILLIS: u64 = 5000;
 
@@ -85,6 +88,8 @@ pub(super) struct Worker {
     standing: Standing,
     in_flight: Option<InFlight>,
     look_again: Option<Timestamp>,
+    /// When to try again to write the record.
+    save_again: Option<Timestamp>,
     /// One moment on both clocks, to notice when the wall clock leaps.
     anchor: (Timestamp, Instant),
     /// Its record is gone from the store.
@@ -153,6 +158,7 @@ impl Worker {
             standing: Standing::Down,
             in_flight: None,
             look_again: None,
+            save_again: None,
             removed: false,
         }
     }
@@ -213,6 +219,7 @@ impl Worker {
     async fn decide(&mut self) {
         self.refresh_place();
         self.follow_the_clock();
+        self.make_up_for_a_save().await;
         let mut stopped = Stopped::default();
         loop {
             self.forget_who_has_gone();
@@ -241,7 +248,8 @@ impl Worker {
                 self.shared.metrics.waited(Stage::Queue, since.elapsed());
             }
             self.give_place_back(step, &reason);
-            self.look_again = look_again.into_iter().chain(self.next_expiry()).chain(self.next_look()).min();
+            let next = look_again.into_iter().chain(self.next_expiry()).chain(self.next_look());
+            self.look_again = next.chain(self.save_again).min();
             self.explain_to_askers();
             let recorded = self.record_phase(phase, step, &reason).await;
             stopped.answer();
@@ -295,6 +303,7 @@ impl Worker {
         }
         self.record.last_activity = self.record.last_activity.shifted(leap);
         self.record.builds.shift(leap);
+        self.run.health.shift(leap);
         self.setbacks.last = self.setbacks.last.map(|last| last.shifted(leap));
         if let Some((_, at)) = &mut self.observed {
             *at = at.shifted(leap);
@@ -479,7 +488,7 @@ impl Worker {
         }
         // Neither a start whose number could be given out twice nor a removal that nobody would remember.
         let must_be_recorded = starts || (phase == Phase::Removing && self.record.phase != Phase::Removing);
-        let before = self.record.phase.clone();
+        let before = (self.record.phase.clone(), self.record.incarnation.clone());
         if let (Some(Step::AdoptInstance), Some(Observed { instance: InstanceSeen::Running { incarnation, .. }, .. })) =
             (step, self.seen())
         {
@@ -501,7 +510,7 @@ impl Worker {
             return true;
         }
         let text = "it could not be recorded in the database, so it was not begun".to_owned();
-        self.record.phase = before;
+        (self.record.phase, self.record.incarnation) = before;
         self.setbacks = self.setbacks.and_another(self.now());
         self.look = Some(Occasion::Routine);
         self.refuse_all(&Refusal { kind: RefusalKind::NotNow, text });
@@ -537,7 +546,16 @@ impl Worker {
         if let Err(error) = &saved {
             tracing::error!(key = %self.key, %error, "cannot record a phase");
         }
+        self.save_again = saved.is_err().then(|| self.now().plus(SAVE_AGAIN));
         saved.is_ok()
+    }
+
+    /// What could not be written is written when the disk lets it be, also if nothing changes any more.
+    async fn make_up_for_a_save(&mut self) {
+        if self.save_again.is_some_and(|at| at <= self.now()) {
+            let saved = self.shared.store.save_project(&self.record, None).await;
+            self.save_again = saved.is_err().then(|| self.now().plus(SAVE_AGAIN));
+        }
     }
 
     /// The last of a removal: nothing of it is on the host any more.
@@ -590,6 +608,7 @@ impl Worker {
             && self.observed.is_some()
             && self.look.is_none()
             && self.place == Place::Unasked
+            && self.save_again.is_none()
             && self.waiters.is_empty()
             && self.stoppers.is_empty()
             && self.leases.is_empty()

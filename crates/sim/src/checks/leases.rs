@@ -18,6 +18,8 @@ struct Promise {
     row: LeaseRow,
     /// When it is over, at the earliest.
     ends: Timestamp,
+    /// On a clock that does not jump.
+    born: u64,
     /// It may be gone: it was over for a moment, or its project was to be removed.
     unsure: bool,
     release: Option<Change>,
@@ -26,8 +28,15 @@ struct Promise {
 
 impl Promise {
     /// Whether it must be there.
-    fn holds(&self, now: Timestamp) -> bool {
-        !self.unsure && self.release.is_none() && now < self.ends
+    fn holds(&self, entry: &Entry) -> bool {
+        !self.unsure && self.release.is_none() && !self.is_over(entry)
+    }
+
+    /// By the wall clock, or by one that does not jump: kilnd takes the first as it finds it when it starts, and follows the
+    /// second while it runs.
+    fn is_over(&self, entry: &Entry) -> bool {
+        let steady = POLICY.lease.max_build_age.as_millis() as u64;
+        entry.wall >= self.ends || entry.at.saturating_sub(self.born) >= steady
     }
 }
 
@@ -35,7 +44,7 @@ impl AnAnswerIsAPromise {
     fn leased(&mut self, entry: &Entry, lease: LeaseId, project: Project, row: Option<LeaseRow>) -> Result<(), String> {
         let known = self.leases.get(&lease);
         let Some(row) = row else {
-            let may = known.is_some_and(|promise| !promise.holds(entry.wall));
+            let may = known.is_some_and(|promise| !promise.holds(entry));
             return if may {
                 Ok(())
             } else {
@@ -48,7 +57,7 @@ impl AnAnswerIsAPromise {
         if let Some(promise) = known {
             return promise.same(&row);
         }
-        let promise = Promise { row, ends: row.expires, unsure: false, release: None, renewal: None };
+        let promise = Promise { row, ends: row.expires, born: entry.at, unsure: false, release: None, renewal: None };
         self.leases.insert(lease, promise);
         Ok(())
     }
@@ -57,7 +66,7 @@ impl AnAnswerIsAPromise {
         for (lease, promise) in &self.leases {
             let row = rows.iter().find(|row| row.lease == *lease);
             match row {
-                None if promise.holds(entry.wall) => {
+                None if promise.holds(entry) => {
                     return Err(format!("{}'s lease {lease} did not survive the restart", promise.row.project));
                 }
                 Some(_) if promise.release == Some(Change::Done) => {
@@ -78,9 +87,7 @@ impl AnAnswerIsAPromise {
                 return Err(format!("{project}'s lease {lease} was released twice"));
             }
             // Its first release was begun with this very entry's predecessor.
-            Change::Nothing
-                if promise.release == Some(Change::Begun) && !promise.unsure && entry.wall < promise.ends =>
-            {
+            Change::Nothing if promise.release == Some(Change::Begun) && !promise.unsure && !promise.is_over(entry) => {
                 return Err(format!("{project}'s lease {lease} was not known when it was to be released"));
             }
             _ => {}
@@ -102,7 +109,7 @@ impl AnAnswerIsAPromise {
         let project = promise.row.project;
         match (change, row) {
             (Change::Begun, _) => promise.renewal = Some((entry.wall, jumps)),
-            (Change::Nothing, _) if promise.holds(entry.wall) => {
+            (Change::Nothing, _) if promise.holds(entry) => {
                 return Err(format!("{project}'s lease {lease} was not known when it was to be renewed"));
             }
             (Change::Done, Some(row)) => {
