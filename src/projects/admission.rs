@@ -276,8 +276,8 @@ impl Admission {
     }
 }
 
-/// A daemon that was asked to go is given this long, and then the next is asked: a stop may take its drain.
-const GOES_WITHIN: Duration = Duration::from_secs(60);
+/// A daemon that was asked to go is given this long, and then the next is asked: one that does not answer stays for now.
+const GOES_WITHIN: Duration = Duration::from_secs(15);
 
 /// The kernel's figure for memory pressure is an average over this long: what a stop gave back shows only then.
 const SHOWS_WITHIN: Duration = Duration::from_secs(10);
