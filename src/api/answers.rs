@@ -6,7 +6,6 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use kiln_wire::ApiError;
-use tracing::error;
 
 use super::heart::{CompleteError, RenewError, RouteError, VerbError};
 use crate::store::StoreError;
@@ -76,11 +75,7 @@ impl JsonError {
 
 impl From<StoreError> for JsonError {
     fn from(failure: StoreError) -> Self {
-        if failure.is_retryable() {
-            return Self::later(failure.to_string());
-        }
-        error!(error = &failure as &dyn std::error::Error, "a read for the API failed");
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, failure.to_string())
+        VerbError::from(failure).into()
     }
 }
 

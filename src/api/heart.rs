@@ -4,25 +4,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::http::StatusCode;
-use kiln_domain::{BuildSpec, Key, LeaseToken};
+use kiln_domain::{BuildSpec, Key, LeaseToken, Tier};
 use kiln_wire::{Change, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
 use thiserror::Error;
 
-use crate::store::StoreError;
-
-/// What a build asks for besides its identity.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct RouteOptions {
-    /// It runs code that nobody has reviewed.
-    pub untrusted: bool,
-    /// It wants a credential in the answer.
-    pub credential: bool,
-    /// How long to wait for a daemon that is not warm, and then to answer `ready: false` with the lease. `None`: as long
-    /// as a route may wait, and then an error.
-    pub wait: Option<Duration>,
-    /// The lease of an earlier answer with `ready: false`: it is renewed and goes on, and no other is made.
-    pub resume: Option<LeaseToken>,
-}
+pub use crate::projects::RouteOptions;
 
 /// An answer on its way to the client. Dropped without [`Routed::delivered`], it releases the lease that was made for
 /// it: nobody will ever know the token (C1, F2 of the reference's failure modes). A lease that was resumed stays, because
@@ -35,8 +21,8 @@ pub trait Routed: Send {
     fn delivered(self: Box<Self>);
 }
 
-/// The projects. Every method has a deadline of its own (K10); one whose future is dropped goes on with what others
-/// share and gives up only its own wait (K6).
+/// The projects. The API gives up on each method after a bound (`bounded`, K10), which is longer than the deadlines behind
+/// it; one whose future is dropped goes on with what others share and gives up only its own wait (K6).
 #[async_trait]
 pub trait Heart: Send + Sync + 'static {
     /// Leases the project's daemon for a build, waking it or making it first.
@@ -55,16 +41,18 @@ pub trait Heart: Send + Sync + 'static {
     /// The client is still there: the lease's grace begins anew. Its end does not move.
     async fn renew(&self, token: &LeaseToken) -> Result<LeaseView, RenewError>;
 
-    async fn list(&self) -> Result<Vec<ProjectView>, StoreError>;
+    async fn list(&self) -> Result<Vec<ProjectView>, VerbError>;
 
-    async fn show(&self, key: &Key) -> Result<Option<ProjectView>, StoreError>;
+    /// [`VerbError::NoProject`] if there is none.
+    async fn show(&self, key: &Key) -> Result<ProjectView, VerbError>;
 
     async fn why(&self, key: &Key) -> Result<Why, VerbError>;
 
     /// What is set for this project alone. Durable when it returns; what needs a roll is in the view's `pending`.
     async fn set(&self, key: &Key, change: SettingsChange) -> Result<ProjectView, VerbError>;
 
-    /// Returns when the daemon is down. The cache stays. `force`: an admin's word, also over one that is busy or wedged.
+    /// Returns when the daemon is down. The cache stays. `force`: an admin's word, also over one that is busy, hot or
+    /// wedged; what still needs it brings it up again.
     async fn stop(&self, key: &Key, force: bool) -> Result<(), VerbError>;
 
     /// Forgets the project; its cache goes to the trash. [`VerbError::Busy`] while a build counts on it.
@@ -95,13 +83,6 @@ pub trait Heart: Send + Sync + 'static {
     async fn readiness(&self) -> Readiness;
 }
 
-/// How eagerly a project's daemon is kept up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tier {
-    Warm,
-    Hot,
-}
-
 /// What is to change of a project's own settings. Well-formed; whether it is in range is the heart's to say.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SettingsChange {
@@ -119,7 +100,8 @@ const A_MOMENT: Duration = Duration::from_secs(1);
 /// A start takes seconds, and one that did not get there in a whole wait will not be there in one.
 const A_START: Duration = Duration::from_secs(5);
 
-/// Why a build gets no daemon. The texts go to the client, so they say nothing that only the host may know.
+/// Why a build gets no daemon. The texts go to the client as they are, with paths of the host and the daemon's last log
+/// lines: as long as nobody is told apart, whoever may ask at all may read those (K9).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RouteError {
     /// Not this build, now or later.
@@ -243,9 +225,9 @@ pub enum VerbError {
     /// Asked for what cannot be, now or later: out of range, or contradicting what else there is.
     #[error("{0}")]
     Impossible(String),
-    /// K2: nothing takes a daemon away from a running build.
+    /// K2: nothing takes a daemon away from a running build; nor from the hot tier, which would bring it up again.
     #[error(
-        "{key} is busy: {need}; `kiln show {key}` lists what counts on it, `kiln stop --force {key}` ends it all the same"
+        "{key} is busy: {need}; `kiln show {key}` lists what counts on it, `kiln stop --force {key}` takes its daemon down all the same"
     )]
     Busy { key: Key, need: String },
     /// Not now; the same request may succeed after a while.

@@ -9,7 +9,8 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | `heart` | what is asked of the rest of Kiln |
+//! | `heart`, `bounded` | what is asked of the rest of Kiln, and for how long |
+//! | `projects` | the heart as it is, and which of its errors is which answer |
 //! | `routing`, `prefer` | the three endpoints of the reference, and how long a caller wants to wait |
 //! | `v1`, `upkeep`, `events` | what Kiln shows of itself, and an admin's verbs |
 //! | `health` | alive, ready, figures |
@@ -22,6 +23,7 @@
 
 mod answers;
 mod body;
+mod bounded;
 mod connection;
 mod delivery;
 mod events;
@@ -43,7 +45,8 @@ use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse as _;
 use axum::routing::{any, get};
-pub use heart::{CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, Tier, VerbError};
+use bounded::Bounded;
+pub use heart::{CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
 pub use listener::{ListenError, Listener};
 pub use serve::serve;
 use tokio::sync::Semaphore;
@@ -66,6 +69,8 @@ pub struct Settings {
     pub route_wait: Duration,
     /// Whether `/complete` without a `buildId` releases the project's oldest lease, as the reference does.
     pub nameless_release: bool,
+    /// How long a daemon that is stopped may drain: whoever stops one waits longer.
+    pub drain: Duration,
 }
 
 /// What the handlers need.
@@ -85,6 +90,7 @@ pub struct Api {
 impl Api {
     pub fn new(heart: Arc<dyn Heart>, journal: Store, metrics: Arc<Metrics>, settings: Settings) -> Self {
         let (followers, scrapes) = (Arc::new(Semaphore::new(FOLLOWERS)), Arc::new(Semaphore::new(1)));
+        let heart = Arc::new(Bounded::new(heart, &settings));
         Self { heart, journal, metrics, settings, followers, scrapes, shutdown: CancellationToken::new() }
     }
 

@@ -5,12 +5,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kiln_domain::explain::Explanation;
 use kiln_domain::{BuildSpec, Key, LeaseToken, Settings, Timestamp};
-use kiln_wire::{Change, Check, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
+use kiln_wire::{Check, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
 
 use super::events::to_view;
-use super::heart::{
-    CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, Tier, VerbError,
-};
+use super::heart::{CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
 use crate::causes::in_one_line;
 use crate::clock::rfc3339;
 use crate::host;
@@ -30,17 +28,12 @@ impl Routed for projects::Routed {
     }
 }
 
-/// For what somebody has to see to first.
-const LATER: Duration = Duration::from_secs(30);
-
 /// The store and the host are given this long to show that they work.
 const READY_PATIENCE: Duration = Duration::from_secs(3);
 
 #[async_trait]
 impl Heart for Projects {
     async fn route(&self, spec: BuildSpec, options: RouteOptions) -> Result<Box<dyn Routed>, RouteError> {
-        let RouteOptions { untrusted, credential, wait, resume } = options;
-        let options = projects::RouteOptions { untrusted, credential, wait, resume };
         Ok(Box::new(Projects::route(self, spec, options).await?))
     }
 
@@ -62,19 +55,16 @@ impl Heart for Projects {
             Ok(lease) => Ok(self.lease_view(&lease)),
             Err(Renew::Unknown) => Err(RenewError::Unknown),
             Err(Renew::Ended) => Err(RenewError::Ended),
-            Err(Renew::Store(error)) if error.is_retryable() => {
-                Err(RenewError::Unavailable { why: in_one_line(&error), retry_after: SOON })
-            }
-            Err(Renew::Store(error)) => Err(RenewError::Failed(in_one_line(&error))),
+            Err(Renew::Store(error)) => Err(error.into()),
         }
     }
 
-    async fn list(&self) -> Result<Vec<ProjectView>, StoreError> {
-        Projects::list(self).await
+    async fn list(&self) -> Result<Vec<ProjectView>, VerbError> {
+        Ok(Projects::list(self).await?)
     }
 
-    async fn show(&self, key: &Key) -> Result<Option<ProjectView>, StoreError> {
-        Projects::show(self, key).await
+    async fn show(&self, key: &Key) -> Result<ProjectView, VerbError> {
+        Projects::show(self, key).await?.ok_or_else(|| VerbError::NoProject(key.clone()))
     }
 
     async fn why(&self, key: &Key) -> Result<Why, VerbError> {
@@ -85,8 +75,7 @@ impl Heart for Projects {
 
     async fn set(&self, key: &Key, change: SettingsChange) -> Result<ProjectView, VerbError> {
         Projects::set(self, key, move |own| apply(&change, own)).await?;
-        let view = Projects::show(self, key).await.map_err(projects::VerbError::from)?;
-        view.ok_or_else(|| VerbError::NoProject(key.clone()))
+        Heart::show(self, key).await
     }
 
     async fn stop(&self, key: &Key, force: bool) -> Result<(), VerbError> {
@@ -155,16 +144,8 @@ impl Heart for Projects {
 }
 
 fn apply(change: &SettingsChange, own: &mut Settings) {
-    let tier = |tier| match tier {
-        Tier::Warm => kiln_domain::Tier::Warm,
-        Tier::Hot => kiln_domain::Tier::Hot,
-    };
-    let SettingsChange { tier: wanted, idle_window, volume_bytes, memory_bytes, cpus, processes } = *change;
-    match wanted {
-        Change::Keep => {}
-        Change::Reset => own.tier = None,
-        Change::To(wanted) => own.tier = Some(tier(wanted)),
-    }
+    let SettingsChange { tier, idle_window, volume_bytes, memory_bytes, cpus, processes } = *change;
+    tier.apply(&mut own.tier);
     idle_window.apply(&mut own.idle_window);
     volume_bytes.apply(&mut own.volume_bytes);
     memory_bytes.apply(&mut own.memory_bytes);
@@ -174,8 +155,40 @@ fn apply(change: &SettingsChange, own: &mut Settings) {
 
 impl From<StoreError> for CompleteError {
     fn from(error: StoreError) -> Self {
+        match (in_one_line(&error), error.retry_after()) {
+            (why, Some(retry_after)) => Self::Unavailable { why, retry_after },
+            (why, None) => Self::Failed(why),
+        }
+    }
+}
+
+impl From<StoreError> for RenewError {
+    fn from(error: StoreError) -> Self {
+        match (in_one_line(&error), error.retry_after()) {
+            (why, Some(retry_after)) => Self::Unavailable { why, retry_after },
+            (why, None) => Self::Failed(why),
+        }
+    }
+}
+
+impl From<StoreError> for VerbError {
+    fn from(error: StoreError) -> Self {
+        match (in_one_line(&error), error.retry_after()) {
+            (why, Some(retry_after)) => Self::Unavailable { why, retry_after },
+            (why, None) => Self::Failed(why),
+        }
+    }
+}
+
+impl From<StoreError> for RouteError {
+    fn from(error: StoreError) -> Self {
         let why = in_one_line(&error);
-        if error.is_retryable() { Self::Unavailable { why, retry_after: SOON } } else { Self::Failed(why) }
+        match (&error, error.retry_after()) {
+            (StoreError::OtherIdentity { .. }, _) => Self::OtherIdentity(why),
+            (StoreError::WritesWaiting { .. }, _) => Self::Busy,
+            (_, Some(retry_after)) => Self::Unavailable { why, retry_after },
+            (_, None) => Self::Ensure(why),
+        }
     }
 }
 
@@ -188,11 +201,8 @@ impl From<projects::VerbError> for VerbError {
             Verb::Bad(error) => Self::Impossible(error.to_string()),
             Verb::Failed { text, retryable: true } => Self::Unavailable { why: text, retry_after: SOON },
             Verb::Failed { text, retryable: false } => Self::Failed(text),
-            Verb::Store(ref store) if store.is_retryable() => {
-                Self::Unavailable { why: in_one_line(&error), retry_after: SOON }
-            }
             Verb::TimedOut { .. } => Self::Unavailable { why: error.to_string(), retry_after: SOON },
-            Verb::Store(_) => Self::Failed(in_one_line(&error)),
+            Verb::Store(error) => error.into(),
         }
     }
 }
@@ -210,7 +220,7 @@ impl From<projects::ReconcileError> for VerbError {
             Reconcile::Impossible(why) => Self::Impossible(why),
             Reconcile::Host(error) => error.into(),
             Reconcile::TimedOut { .. } => Self::Unavailable { why: error.to_string(), retry_after: SOON },
-            Reconcile::Store(error) => projects::VerbError::from(error).into(),
+            Reconcile::Store(error) => error.into(),
         }
     }
 }
@@ -228,13 +238,7 @@ impl From<projects::RouteError> for RouteError {
         match error {
             Route::Untrusted(_) => Self::Refused(error.to_string()),
             Route::OtherIdentity { text } => Self::OtherIdentity(text),
-            Route::Store(StoreError::OtherIdentity { .. }) => Self::OtherIdentity(error.to_string()),
-            Route::Store(StoreError::WritesWaiting { .. }) => Self::Busy,
-            Route::Store(ref store) if store.is_retryable() => {
-                Self::Unavailable { why: in_one_line(&error), retry_after: SOON }
-            }
-            // Somebody has to make room; until then builds are better told to come again than to give up.
-            Route::Store(StoreError::Full { .. }) => Self::Unavailable { why: in_one_line(&error), retry_after: LATER },
+            Route::Store(error) => error.into(),
             Route::TooManyLeases { key, live, limit } => Self::TooManyLeases { key, live, limit },
             Route::NotAdmitted { text } => Self::NotAdmitted { why: text, retry_after: SOON },
             Route::Gone => Self::Gone,
@@ -245,9 +249,7 @@ impl From<projects::RouteError> for RouteError {
             }
             Route::NotReady { .. } => Self::NotReady(error.to_string()),
             Route::Closing => Self::Unavailable { why: error.to_string(), retry_after: SOON },
-            Route::Store(_) | Route::Failed { .. } | Route::Credential { .. } | Route::Entropy(_) => {
-                Self::Ensure(in_one_line(&error))
-            }
+            Route::Failed { .. } | Route::Credential { .. } | Route::Entropy(_) => Self::Ensure(in_one_line(&error)),
         }
     }
 }

@@ -8,7 +8,7 @@ use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use kiln_domain::lease::ParseTokenError;
-use kiln_domain::{Key, LeaseToken, ParseKeyError};
+use kiln_domain::{Key, LeaseToken, ParseKeyError, Tier};
 use kiln_wire::{ApiError, LeaseView, ProjectView, Renew, SettingsPatch, Why, units};
 use serde::Deserialize;
 use subtle::ConstantTimeEq as _;
@@ -17,7 +17,7 @@ use utoipa::IntoParams;
 use super::Api;
 use super::answers::JsonError;
 use super::body::read;
-use super::heart::{RenewError, SettingsChange, Tier, VerbError};
+use super::heart::{RenewError, SettingsChange};
 
 /// All projects, by key.
 #[utoipa::path(
@@ -45,9 +45,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<ProjectView>
     )
 )]
 pub(super) async fn show(State(api): State<Api>, key: InPath) -> Result<Json<ProjectView>, JsonError> {
-    let key = parse(key)?;
-    let found = api.heart.show(&key).await?;
-    found.map(Json).ok_or_else(|| VerbError::NoProject(key).into())
+    Ok(Json(api.heart.show(&parse(key)?).await?))
 }
 
 /// Why a project stands where it stands, in words.
@@ -102,11 +100,7 @@ fn well_formed(patch: SettingsPatch) -> Result<SettingsChange, String> {
 }
 
 fn tier_of(text: &str) -> Result<Tier, String> {
-    match text {
-        "warm" => Ok(Tier::Warm),
-        "hot" => Ok(Tier::Hot),
-        _ => Err(format!("tier is {}: it is warm or hot", quoted(text))),
-    }
+    text.parse().map_err(|_| format!("tier is {}: it is warm or hot", quoted(text)))
 }
 
 fn span_of(text: &str) -> Result<Duration, String> {
@@ -134,7 +128,7 @@ pub(super) struct Stopping {
     force: bool,
 }
 
-/// Stop the project's daemon; the cache stays. Refused while a build counts on it.
+/// Stop the project's daemon; the cache stays. Refused while a build counts on it, or the hot tier.
 #[utoipa::path(
     post, path = "/v1/projects/{key}/stop", tag = "projects",
     params(Stopping, ("key" = String, Path, description = "As /route answers it and `kiln key` prints it")),
@@ -142,7 +136,7 @@ pub(super) struct Stopping {
         (status = 204, description = "It is down"),
         (status = 400, description = "Not a key", body = ApiError),
         (status = 404, description = "No such project", body = ApiError),
-        (status = 409, description = "A build counts on it", body = ApiError),
+        (status = 409, description = "A build counts on it, or the hot tier", body = ApiError),
         (status = 500, description = "It could not be stopped", body = ApiError),
         (status = 503, description = "Not now; see Retry-After", body = ApiError),
     )

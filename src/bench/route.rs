@@ -92,7 +92,8 @@ impl RouteBench {
 
         let socket = dir.join("api.sock");
         let shutdown = CancellationToken::new();
-        let settings = api::Settings { route_wait: Duration::from_secs(10), nameless_release: false };
+        let settings =
+            api::Settings { route_wait: Duration::from_secs(10), nameless_release: false, drain: Duration::ZERO };
         let server = Api::new(Arc::new(projects), store.clone(), Arc::new(Metrics::new()), settings);
         let server = tokio::spawn(api::serve(vec![Listener::unix(&socket)?], server, shutdown.clone()));
         let mut rows = Vec::new();

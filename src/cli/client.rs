@@ -19,8 +19,8 @@ use super::args::Connection;
 
 /// For what kilnd answers from memory and its database.
 const QUICK: Duration = Duration::from_secs(10);
-/// A stop may drain a daemon first, and a look at the host or a removal there may take its time.
-const STOP: Duration = Duration::from_mins(2);
+/// A stop may drain a daemon first, and freeing caches may take its time: above kilnd's own bounds, which say more.
+const STOP: Duration = Duration::from_mins(11);
 /// How long a release is tried; the lease ends by itself after that.
 const RELEASE: Duration = Duration::from_secs(10);
 /// No answer of kilnd comes near this.

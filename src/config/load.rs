@@ -126,6 +126,10 @@ impl Config {
                 return value(key, &span, "give at least 1s");
             }
         }
+        if self.policy.journal_kept < SHORTEST_JOURNAL {
+            let why = "what happened is told from it: at least 1h";
+            return value("policy.journal_kept", &self.policy.journal_kept, why);
+        }
         if self.policy.lease_grace > self.policy.max_build_age {
             return value("policy.lease_grace", &self.policy.lease_grace, "is longer than policy.max_build_age");
         }
@@ -174,6 +178,8 @@ impl Config {
 const MIN_VOLUME: u64 = 1 << 30;
 
 const SHORTEST_SILENCE: Duration = Duration::from_secs(10);
+
+const SHORTEST_JOURNAL: Duration = Duration::from_hours(1);
 
 /// What buildkitd's own socket leaves of `sun_path`'s 108 bytes (see `buildkit::toml`), less `/daemons/` and the longest
 /// key.
@@ -317,6 +323,7 @@ mod tests {
             ("[runtime]\nlimits = { memory = '1MiB' }", "runtime.limits"),
             ("[policy]\nmax_leases = 0", "policy.max_leases"),
             ("[policy]\nwedged_after = '1s'", "policy.wedged_after"),
+            ("[policy]\njournal_kept = '59m'", "policy.journal_kept"),
             ("[admission]\nstarts = 0", "admission.starts"),
             ("[admission]\nfull = 101", "admission.full"),
             ("[admission]\nfull_for_new = 99", "admission.full_for_new"),

@@ -17,6 +17,8 @@ use kiln_domain::{AddressRange, Rules, Settings, Tier};
 pub use load::{ConfigError, Overrides};
 use serde::{Deserialize, Serialize};
 
+use crate::store::Retention;
+
 /// `/etc/kiln/kiln.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -172,6 +174,9 @@ pub struct Policy {
     /// How long a removed cache stays in the trash.
     #[serde(with = "units::duration")]
     pub trash_kept: Duration,
+    /// How long an event stays in the journal, if that does not grow too large before.
+    #[serde(with = "units::duration")]
+    pub journal_kept: Duration,
 }
 
 /// When starts wait, and when they are refused. Percentages are whole numbers.
@@ -327,6 +332,7 @@ impl Default for Policy {
             wedged_after: MINUTE,
             max_leases: 1024,
             trash_kept: 7 * 24 * 60 * MINUTE,
+            journal_kept: Retention::default().age,
         }
     }
 }

@@ -33,7 +33,7 @@ use crate::projects::{
     Addressing, DaemonPaths, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects, ProjectsConfig,
     ReconcileError, StepDeadlines,
 };
-use crate::store::{NewEvent, OpenError, Opened, Store, StoreError};
+use crate::store::{NewEvent, OpenError, Opened, Retention, Store, StoreError};
 
 /// Why kilnd does not start. Each text says what to do.
 #[derive(Debug, Error)]
@@ -46,6 +46,8 @@ pub enum StartError {
     },
     #[error(transparent)]
     Store(#[from] OpenError),
+    #[error("cannot set how long the journal is kept")]
+    Journal(#[source] StoreError),
     #[error("cannot take up the projects of the last run")]
     TakeUp(#[source] StoreError),
     #[error("{path} can be changed by others, and with it what kilnd does: {remedy}")]
@@ -98,6 +100,8 @@ pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
     check_private(&config.state_dir)?;
     // First: whoever holds the database owns the host's objects.
     let Opened { store, set_aside } = Store::open_or_set_aside(&config.database(), SystemClock.now())?;
+    let retention = Retention { age: config.policy.journal_kept, ..Retention::default() };
+    store.retain(retention).await.map_err(StartError::Journal)?;
     if let Some(kept) = set_aside {
         let text = format!(
             "the database was damaged; it is kept as {}, and a new one is filled from the host",
@@ -327,4 +331,34 @@ fn resolvers(config: &Config) -> Vec<IpAddr> {
     let of_the_host = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     let servers = of_the_host.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
     servers.filter_map(|server| server.trim().parse().ok()).filter(|server: &IpAddr| !server.is_loopback()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether an event of two hours ago is there still when the journal has been written to since.
+    async fn keeps_two_hours(journal_kept: Duration) -> bool {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let (state, run) = (place.path().join("state"), place.path().join("run"));
+        let mut config = Config { state_dir: state, run_dir: run, ..Config::default() };
+        config.policy.journal_kept = journal_kept;
+        // Nothing is started.
+        config.buildkit.buildkitd = Some("/bin/true".into());
+        let store = assemble(&config).await.expect("assembles").store;
+        let now = SystemClock.now();
+        let before = kiln_domain::Timestamp::from_millis(now.as_millis() - 2 * 3_600_000);
+        let old = store.record(NewEvent::new(before, None, "test", "old")).await.expect("is written");
+        for _ in 0..100 {
+            drop(store.record(NewEvent::new(now, None, "test", "new")));
+        }
+        store.ping().await.expect("writes");
+        store.events(old - 1, 1).await.expect("reads").first().is_some_and(|event| event.id == old)
+    }
+
+    #[tokio::test]
+    async fn the_journal_is_kept_as_long_as_is_configured() {
+        assert!(keeps_two_hours(Duration::from_hours(3)).await);
+        assert!(!keeps_two_hours(Duration::from_hours(1)).await);
+    }
 }

@@ -124,8 +124,11 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
     }
     let mut heart = projects.start(shutdown.clone()).await.map_err(StartError::TakeUp)?;
     let mut gateway = tokio::spawn(Arc::clone(&gateway).serve(gateway_door, shutdown.clone()));
-    let settings =
-        api::Settings { route_wait: config.api.route_wait, nameless_release: config.compatibility.nameless_complete };
+    let settings = api::Settings {
+        route_wait: config.api.route_wait,
+        nameless_release: config.compatibility.nameless_complete,
+        drain: config.buildkit.drain,
+    };
     let metrics = projects.metrics();
     read_the_host(&metrics, &config.volumes_path());
     let api = Api::new(Arc::new(projects), store, metrics, settings);

@@ -148,7 +148,8 @@ impl StepDeadlines {
 impl Default for StepDeadlines {
     fn default() -> Self {
         Self {
-            observe: Duration::from_secs(15),
+            // Above what a runtime gives itself for an answer: it can say what it waited for.
+            observe: Duration::from_secs(20),
             create_volume: Duration::from_secs(60),
             write_files: Duration::from_secs(60),
             create_instance: Duration::from_secs(120),

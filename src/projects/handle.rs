@@ -332,11 +332,16 @@ impl Projects {
         // A worker that went away had no lease left.
         match answer.await {
             Ok(Some(Releasing { lease, removed })) => {
-                let released = removed.await;
-                if released.is_err() {
-                    self.keep(key, lease).await;
-                }
-                released
+                let (projects, key) = (self.clone(), key.clone());
+                // As a task of its own: a caller that goes away now must not leave a lease on the disk that nobody knows.
+                let settled = tokio::spawn(async move {
+                    let released = removed.await;
+                    if released.is_err() {
+                        projects.keep(&key, lease).await;
+                    }
+                    released
+                });
+                settled.await.unwrap_or(Err(StoreError::Closed))
             }
             Ok(None) | Err(_) => Ok(false),
         }

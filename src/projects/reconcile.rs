@@ -252,7 +252,7 @@ impl Projects {
                     let event = NewEvent::new(self.shared.clock.now(), Some(key), "rebuilt", text);
                     match self.shared.store.adopt_project(record, self.shared.addresses, Some(event)).await {
                         Ok(_) => drop(known.insert(key.clone())),
-                        Err(error) if error.is_retryable() => return Err(error.into()),
+                        Err(error) if error.retry_after().is_some() => return Err(error.into()),
                         Err(error) => {
                             tracing::error!(%key, %error, "a project of the host cannot be put back; `kiln orphans` lists it");
                             self.note("orphan", format!("{key} could not be put back into the database: {error}"));

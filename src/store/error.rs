@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kiln_domain::{AddressPool, BuildSpec, Key};
 use rusqlite::ErrorCode;
@@ -36,14 +37,20 @@ pub enum StoreError {
     ReadsWaiting { seconds: u64 },
     #[error("the database is new, and the host could not be looked through yet for the projects it has: {why}")]
     Rebuilding { why: String },
+    /// It goes on, and its connection comes back with its end.
+    #[error("a read of {path} did not end within {} s: look whether its disk hangs", .after.as_secs())]
+    ReadHangs { path: PathBuf, after: Duration },
     #[error("the database is closed")]
     Closed,
     /// Nothing was written. Reads go on.
     #[error("the disk is full: free some space on the file system of {path}")]
     Full { path: PathBuf },
-    /// Nothing was written. Reads go on as long as the disk lets them.
-    #[error("the disk of {path} fails, or has become read-only: `dmesg` says why; mend it, and start kilnd again")]
+    /// Nothing was written. Reads may go on.
+    #[error(
+        "cannot {doing}: the disk of {path} is read-only or fails; see what `dmesg` says of it, and mount it to be written again"
+    )]
     Disk {
+        doing: &'static str,
         path: PathBuf,
         #[source]
         source: Arc<rusqlite::Error>,
@@ -65,10 +72,37 @@ pub enum StoreError {
     Nonsense { column: &'static str, found: String },
 }
 
+/// For what goes away by itself.
+const SOON: Duration = Duration::from_secs(1);
+
+/// For a disk that somebody has to see to.
+const AFTER_A_REPAIR: Duration = Duration::from_secs(30);
+
 impl StoreError {
     /// Whether the same call may succeed later without anybody changing anything.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::Rebuilding { .. })
+        matches!(
+            self,
+            Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::ReadHangs { .. } | Self::Rebuilding { .. }
+        )
+    }
+
+    /// When to try the same call again: also where the disk must be seen to first, because whoever can wait does better to
+    /// come again than to give up. `None`: it would fail as it did.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::Rebuilding { .. } => Some(SOON),
+            Self::ReadHangs { .. } | Self::Full { .. } | Self::Disk { .. } => Some(AFTER_A_REPAIR),
+            Self::OtherIdentity { .. }
+            | Self::NoAddress { .. }
+            | Self::UnknownProject { .. }
+            | Self::NotRemoving { .. }
+            | Self::WrongKey { .. }
+            | Self::Closed
+            | Self::Sqlite { .. }
+            | Self::Column { .. }
+            | Self::Nonsense { .. } => None,
+        }
     }
 
     pub(super) fn sqlite(doing: &'static str) -> impl Fn(rusqlite::Error) -> Self {
@@ -77,12 +111,11 @@ impl StoreError {
 
     /// Says which database it is where that is what somebody has to know.
     pub(super) fn of_database(self, path: &Path) -> Self {
-        match &self {
-            Self::Sqlite { source, .. } if is_no_room(source) => Self::Full { path: path.to_owned() },
-            Self::Sqlite { source, .. } if is_disk(source) => {
-                Self::Disk { path: path.to_owned(), source: Arc::clone(source) }
-            }
-            _ => self,
+        let path = path.to_owned();
+        match self {
+            Self::Sqlite { source, .. } if is_no_room(&source) => Self::Full { path },
+            Self::Sqlite { doing, source } if is_disk(&source) => Self::Disk { doing, path, source },
+            other => other,
         }
     }
 }
@@ -94,9 +127,12 @@ pub(super) fn is_no_room(error: &rusqlite::Error) -> bool {
     })
 }
 
-/// Where a disk shows that does not take writes any more.
+/// Where a disk shows that is read-only, or fails: a file system that hits an error turns read-only under an open file,
+/// which is an error of input and output to SQLite.
 fn is_disk(error: &rusqlite::Error) -> bool {
-    matches!(error.sqlite_error_code(), Some(ErrorCode::SystemIoFailure | ErrorCode::ReadOnly))
+    use ErrorCode::{CannotOpen, ReadOnly, SystemIoFailure};
+
+    matches!(error.sqlite_error_code(), Some(ReadOnly | SystemIoFailure | CannotOpen))
 }
 
 /// Why the database cannot be used. Nothing was changed when it is refused.

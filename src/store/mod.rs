@@ -7,7 +7,7 @@
 //! Promises: a write is acknowledged only after its commit; writes are applied in the order of their submission; each is
 //! atomic, and one that fails does not harm the others in its commit. A file from a newer Kiln, another program's, or one
 //! that another kilnd holds is refused at opening with an error that says so; a damaged one, too, or it is kept beside a
-//! new one, as the caller asks. A damaged row spoils nothing but itself.
+//! new one, as the caller asks. A damaged row spoils nothing but itself: lists leave it out and tell of it once.
 //!
 //! What a warm `/route` costs: one row in `leases`, `projects` and `events` each, five pages on average, appended to a log
 //! whose blocks are allocated already, and one `fdatasync` of it. Moving pages from the log to the database happens
@@ -23,6 +23,7 @@
 //! | `writes` | each write as SQL |
 //! | `readers` | connections that only read |
 //! | `rows` | from rows to the domain's types |
+//! | `damage` | rows that do not fit |
 //! | `events` | the journal, and how much of it is kept |
 //! | `memory` | the same without a file and a thread, for simulations |
 //!
@@ -30,6 +31,7 @@
 
 mod aside;
 mod commit;
+mod damage;
 mod error;
 mod events;
 mod lock;
@@ -50,13 +52,16 @@ use tracing::error;
 
 pub use commit::{Commit, Figures};
 use commit::{Watch, Writing};
+pub use damage::Damaged;
+use damage::Told;
 pub use error::{OpenError, StoreError};
 pub use events::{Event, NewEvent, Retention};
 use lock::Lock;
 use memory::Memory;
 pub use memory::{MemoryDisk, Saved};
 use readers::Readers;
-pub use rows::{Damaged, TakenUp};
+use rows::List;
+pub use rows::TakenUp;
 use writer::Writer;
 pub use writes::Created;
 
@@ -67,6 +72,7 @@ use crate::causes::in_one_line;
 #[derive(Clone)]
 pub struct Store {
     engine: Arc<Engine>,
+    told: Arc<Told>,
 }
 
 enum Engine {
@@ -132,7 +138,7 @@ impl Store {
     fn start(path: &Path, connection: Connection, lock: Lock) -> Result<Self, OpenError> {
         let readers = Readers::open(path)?;
         let writer = Writer::start(connection, path, lock)?;
-        Ok(Self { engine: Arc::new(Engine::File { readers, writer }) })
+        Ok(Self::with(Engine::File { readers, writer }))
     }
 
     /// For simulations: a database in memory that commits when its disk is told to, and never by itself. Needs no thread
@@ -142,7 +148,11 @@ impl Store {
     }
 
     fn over(memory: Arc<Memory>) -> Self {
-        Self { engine: Arc::new(Engine::Memory(memory)) }
+        Self::with(Engine::Memory(memory))
+    }
+
+    fn with(engine: Engine) -> Self {
+        Self { engine: Arc::new(engine), told: Arc::default() }
     }
 
     async fn read<T, F>(&self, read: F) -> Result<T, StoreError>
@@ -154,6 +164,19 @@ impl Store {
             Engine::File { readers, .. } => readers.read(read).await,
             Engine::Memory(memory) => memory.read(read),
         }
+    }
+
+    /// What does not fit is left out, and told of once.
+    async fn list<T, F>(&self, read: F) -> Result<Vec<T>, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<List<T>, StoreError> + Send + 'static,
+    {
+        let (fits, damaged) = self.read(read).await?;
+        for row in self.told.news(&damaged) {
+            error!(row = row.key, "a row of the database is damaged and left out: {}", row.why);
+        }
+        Ok(fits)
     }
 
     fn submit<T, F>(&self, write: F) -> Commit<T>
@@ -179,20 +202,22 @@ impl Store {
         self.read(move |connection| rows::project(connection, &key)).await
     }
 
-    /// All that can be read, by key. [`Store::take_up`] tells of the others.
+    /// By key.
     pub async fn projects(&self) -> Result<Vec<ProjectRecord>, StoreError> {
-        self.read(rows::projects).await
+        self.list(rows::projects).await
     }
 
-    /// Everything a start of Kiln has to know. A damaged row is told of and spoils nothing else.
+    /// Everything a start of Kiln has to know. The damaged rows are the caller's to tell of.
     pub async fn take_up(&self) -> Result<TakenUp, StoreError> {
-        self.read(rows::take_up).await
+        let found = self.read(rows::take_up).await?;
+        self.told.news(&found.damaged);
+        Ok(found)
     }
 
     /// A project's leases, the oldest first; none of a project that is unknown.
     pub async fn leases(&self, key: &Key) -> Result<Vec<Lease>, StoreError> {
         let key = key.clone();
-        self.read(move |connection| rows::leases(connection, &key)).await
+        self.list(move |connection| rows::leases(connection, &key)).await
     }
 
     /// The lease with this token, and whose it is.
@@ -203,18 +228,18 @@ impl Store {
 
     /// The leases of all projects, by key and age.
     pub async fn all_leases(&self) -> Result<Vec<(Key, Lease)>, StoreError> {
-        self.read(rows::all_leases).await
+        self.list(rows::all_leases).await
     }
 
-    /// At most `limit` events with ids above `after`, in order.
+    /// At most `limit` events with ids above `after`, in order; fewer where the journal ends.
     pub async fn events(&self, after: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
-        self.read(move |connection| rows::events(connection, after, limit)).await
+        self.list(move |connection| rows::events(connection, after, limit)).await
     }
 
     /// The latest `limit` events about a project, the newest last.
     pub async fn events_of(&self, key: &Key, limit: u32) -> Result<Vec<Event>, StoreError> {
         let key = key.clone();
-        self.read(move |connection| rows::events_of(connection, &key, limit)).await
+        self.list(move |connection| rows::events_of(connection, &key, limit)).await
     }
 
     /// 0 before the first.

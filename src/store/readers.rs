@@ -1,6 +1,6 @@
 //! Connections that only read. They see every acknowledged write and never wait for the writer.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,8 +15,14 @@ const CONNECTIONS: usize = 2;
 /// A read takes milliseconds: whoever waits this long is told so.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// And the read itself, over whatever an admin's `sqlite3` does meanwhile: a disk that gives nothing back hangs in the
+/// kernel, where nothing ends it.
+const READ_TIME: Duration = Duration::from_secs(20);
+
 #[derive(Clone)]
 pub(super) struct Readers {
+    /// For messages.
+    path: Arc<PathBuf>,
     free: Arc<Mutex<Vec<Connection>>>,
     permits: Arc<Semaphore>,
 }
@@ -24,7 +30,8 @@ pub(super) struct Readers {
 impl Readers {
     pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
         let connections = (0..CONNECTIONS).map(|_| schema::open_reader(path)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { free: Arc::new(Mutex::new(connections)), permits: Arc::new(Semaphore::new(CONNECTIONS)) })
+        let (path, permits) = (Arc::new(path.to_owned()), Arc::new(Semaphore::new(CONNECTIONS)));
+        Ok(Self { path, free: Arc::new(Mutex::new(connections)), permits })
     }
 
     /// Runs `read` off the runtime's threads.
@@ -39,9 +46,11 @@ impl Readers {
             .map_err(|_| StoreError::Closed)?;
         let borrowed = Borrowed::take(self.free.clone(), permit).ok_or(StoreError::Closed)?;
         // The connection goes along, so that it comes back even when the caller does not wait for the end.
-        tokio::task::spawn_blocking(move || borrowed.connection.as_ref().map_or(Err(StoreError::Closed), read))
-            .await
-            .unwrap_or(Err(StoreError::Closed))
+        let reading =
+            tokio::task::spawn_blocking(move || borrowed.connection.as_ref().map_or(Err(StoreError::Closed), read));
+        let read = tokio::time::timeout(READ_TIME, reading).await;
+        let read = read.map_err(|_| StoreError::ReadHangs { path: self.path.to_path_buf(), after: READ_TIME })?;
+        read.unwrap_or(Err(StoreError::Closed)).map_err(|error| error.of_database(&self.path))
     }
 }
 

@@ -4,11 +4,12 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use kiln_domain::{BuildSpec, Generation, Key, Lease, Phase, ProjectRecord, Timestamp, TokenHash};
-use rusqlite::types::FromSql;
+use rusqlite::types::{FromSql, ValueRef};
 use rusqlite::{Connection, Params, Row};
 use serde::de::DeserializeOwned;
 
 use super::StoreError;
+use super::damage::Damaged;
 use super::events::Event;
 use crate::causes::in_one_line;
 
@@ -26,6 +27,11 @@ const EVENT: &str = r#"SELECT id, at, key, kind, "by", rule, text FROM events"#;
 /// Projects and leases begin with it.
 const KEY: Column = (0, "key");
 
+/// The rows of a list that fit, and those that do not.
+pub(super) type List<T> = (Vec<T>, Vec<Damaged>);
+
+const ALL: usize = usize::MAX;
+
 pub(super) fn project(connection: &Connection, key: &Key) -> Result<Option<ProjectRecord>, StoreError> {
     let sql = format!("{PROJECT} WHERE key = ?1");
     Ok(collect(connection, &sql, [key.as_str()], "read the project", to_project)?.pop())
@@ -37,14 +43,13 @@ pub(super) fn project_as_stored(connection: &Connection, key: &Key) -> Result<Op
     Ok(collect(connection, &sql, [key.as_str()], "read the project", to_project_as_stored)?.pop())
 }
 
-pub(super) fn projects(connection: &Connection) -> Result<Vec<ProjectRecord>, StoreError> {
-    let sql = format!("{PROJECT} ORDER BY key");
-    Ok(collect_what_fits(connection, &sql, "read the projects", to_project)?.0)
+pub(super) fn projects(connection: &Connection) -> Result<List<ProjectRecord>, StoreError> {
+    list(connection, &format!("{PROJECT} ORDER BY key"), [], ALL, "read the projects", to_project)
 }
 
-pub(super) fn leases(connection: &Connection, key: &Key) -> Result<Vec<Lease>, StoreError> {
+pub(super) fn leases(connection: &Connection, key: &Key) -> Result<List<Lease>, StoreError> {
     let sql = format!("{LEASE} WHERE key = ?1 ORDER BY created, token");
-    collect(connection, &sql, [key.as_str()], "read the leases", to_lease)
+    list(connection, &sql, [key.as_str()], ALL, "read the leases", to_lease)
 }
 
 pub(super) fn lease(connection: &Connection, token: &TokenHash) -> Result<Option<(Key, Lease)>, StoreError> {
@@ -52,9 +57,9 @@ pub(super) fn lease(connection: &Connection, token: &TokenHash) -> Result<Option
     Ok(collect(connection, &sql, [token.as_str()], "read the lease", to_key_and_lease)?.pop())
 }
 
-pub(super) fn all_leases(connection: &Connection) -> Result<Vec<(Key, Lease)>, StoreError> {
+pub(super) fn all_leases(connection: &Connection) -> Result<List<(Key, Lease)>, StoreError> {
     let sql = format!("{LEASE} ORDER BY key, created, token");
-    collect(connection, &sql, [], "read the leases", to_key_and_lease)
+    list(connection, &sql, [], ALL, "read the leases", to_key_and_lease)
 }
 
 /// What a start of Kiln takes up, by key.
@@ -66,42 +71,32 @@ pub struct TakenUp {
     pub damaged: Vec<Damaged>,
 }
 
-/// A row that only somebody else's hand, or a fault, can have written. It stays as it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Damaged {
-    /// As it stands in the row, which may not be the form of a key.
-    pub key: String,
-    /// What is wrong, and what to do.
-    pub why: String,
-}
-
 /// One state of the database, in two queries.
 pub(super) fn take_up(connection: &Connection) -> Result<TakenUp, StoreError> {
     let transaction = connection.unchecked_transaction().map_err(StoreError::sqlite("read the database"))?;
-    let sql = format!("{PROJECT} ORDER BY key");
-    let (projects, mut damaged) = collect_what_fits(&transaction, &sql, "read the projects", to_project)?;
-    let sql = format!("{LEASE} ORDER BY key, created, token");
-    let (leases, damaged_leases) = collect_what_fits(&transaction, &sql, "read the leases", to_key_and_lease)?;
+    let (projects, mut damaged) = self::projects(&transaction)?;
+    let (leases, damaged_leases) = all_leases(&transaction)?;
     damaged.extend(damaged_leases);
     let homeless = "SELECT key FROM leases WHERE key NOT IN (SELECT key FROM projects) GROUP BY key ORDER BY key";
     damaged.extend(collect(&transaction, homeless, [], "look for leases of nothing", |row| {
-        Ok(Damaged { key: get(row, KEY)?, why: "it has leases, and there is no such project".to_owned() })
+        Ok(Damaged { key: name_of(row), why: "it has leases, and there is no such project".to_owned() })
     })?);
     Ok(TakenUp { projects, leases, damaged })
 }
 
-pub(super) fn events(connection: &Connection, after: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
-    let sql = format!("{EVENT} WHERE id > ?1 ORDER BY id LIMIT ?2");
-    collect(connection, &sql, (after, limit), "read the journal", to_event)
+/// Fewer than `limit` are the last there are, whatever does not fit between them.
+pub(super) fn events(connection: &Connection, after: i64, limit: u32) -> Result<List<Event>, StoreError> {
+    let sql = format!("{EVENT} WHERE id > ?1 ORDER BY id");
+    list(connection, &sql, [after], limit as usize, "read the journal", to_event)
 }
 
 /// From the newest on, until there are enough: quick for a project that is in use, tens of milliseconds for one that has
 /// not been for long.
-pub(super) fn events_of(connection: &Connection, key: &Key, limit: u32) -> Result<Vec<Event>, StoreError> {
-    let sql = format!("{EVENT} WHERE key = ?1 ORDER BY id DESC LIMIT ?2");
-    let mut events = collect(connection, &sql, (key.as_str(), limit), "read the journal", to_event)?;
+pub(super) fn events_of(connection: &Connection, key: &Key, limit: u32) -> Result<List<Event>, StoreError> {
+    let sql = format!("{EVENT} WHERE key = ?1 ORDER BY id DESC");
+    let (mut events, damaged) = list(connection, &sql, [key.as_str()], limit as usize, "read the journal", to_event)?;
     events.reverse();
-    Ok(events)
+    Ok((events, damaged))
 }
 
 pub(super) fn latest_event_id(connection: &Connection) -> Result<i64, StoreError> {
@@ -233,22 +228,35 @@ fn collect<T>(
     Ok(found)
 }
 
-/// What does not fit harms nothing else.
-fn collect_what_fits<T>(
+/// The first `limit` rows that fit. What does not fit harms nothing else.
+fn list<T>(
     connection: &Connection,
     sql: &str,
+    params: impl Params,
+    limit: usize,
     doing: &'static str,
     convert: impl Fn(&Row<'_>) -> Result<T, StoreError>,
-) -> Result<(Vec<T>, Vec<Damaged>), StoreError> {
-    let rows = collect(connection, sql, [], doing, |row| {
-        Ok(convert(row).map_err(|error| Damaged { key: get(row, KEY).unwrap_or_default(), why: in_one_line(&error) }))
-    })?;
-    let (mut fits, mut damaged) = (Vec::with_capacity(rows.len()), Vec::new());
-    for row in rows {
-        match row {
+) -> Result<List<T>, StoreError> {
+    let failed = StoreError::sqlite(doing);
+    let mut statement = connection.prepare_cached(sql).map_err(&failed)?;
+    let mut rows = statement.query(params).map_err(&failed)?;
+    let (mut fits, mut damaged) = (Vec::new(), Vec::new());
+    while fits.len() < limit
+        && let Some(row) = rows.next().map_err(&failed)?
+    {
+        match convert(row) {
             Ok(row) => fits.push(row),
-            Err(row) => damaged.push(row),
+            Err(error) => damaged.push(Damaged { key: name_of(row), why: in_one_line(&error) }),
         }
     }
     Ok((fits, damaged))
+}
+
+/// What a damaged row is called, whatever of it is damaged. Only the journal's have numbers.
+fn name_of(row: &Row<'_>) -> String {
+    match row.get_ref(KEY.0) {
+        Ok(ValueRef::Text(key)) => String::from_utf8_lossy(key).into_owned(),
+        Ok(ValueRef::Integer(id)) => format!("event {id}"),
+        _ => String::new(),
+    }
 }

@@ -344,7 +344,7 @@ connected() {
 # === simulate
 
 point_simulate() {
-    local seeds=10000 profile=(--release) status=0
+    local seeds=10000 profile=(--profile sim) status=0
     [[ -z $short ]] || seeds=300 profile=()
     if [[ ! -d $KILN_ROOT/crates/sim ]]; then
         skip "$seeds simulated schedules: there is no crates/sim"

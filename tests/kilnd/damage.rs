@@ -19,7 +19,8 @@ fn stage(program: &Path) -> Stage {
     let mut stage = Stage::new("drain = '5s'");
     let caches = stage.dir.path().join("caches");
     fs::create_dir(&caches).expect("made");
-    stage.more += &format!("\n[volumes]\npath = '{}'\n[policy]\nmax_leases = 100000\n", caches.display());
+    let more = format!("\n[volumes]\npath = '{}'\n[policy]\nmax_leases = 100000\n", caches.display());
+    stage.more.push_str(&more);
     stage.install(program);
     stage
 }

@@ -75,8 +75,8 @@ fn says(status: &'static str, kind: &'static str, body: &'static str) -> impl Fn
     }
 }
 
-/// A look at the host has 15 s, and says so then.
-const A_LOOK: Duration = Duration::from_secs(20);
+/// A look at the host has 20 s.
+const A_LOOK: Duration = Duration::from_secs(25);
 
 const QUICK: Duration = Duration::from_secs(5);
 

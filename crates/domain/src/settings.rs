@@ -93,7 +93,7 @@ impl Settings {
     pub const SMALLEST_VOLUME: u64 = 1 << 30;
     /// buildkitd and one step of a build do not fit in less.
     pub const SMALLEST_MEMORY: u64 = 256 << 20;
-    /// PID_MAX_LIMIT of 64-bit Linux.
+    /// `PID_MAX_LIMIT` of 64-bit Linux.
     pub const MOST_PROCESSES: u32 = 4 << 20;
     /// Beyond any disk that one host has.
     pub const LARGEST_VOLUME: u64 = 1 << 50;

@@ -121,6 +121,7 @@ impl Life {
         let lease = self.sim.world().lease_id(&token.hash());
         if lost {
             self.record(Fact::Undelivered { request, lease });
+            self.record(Fact::HungUp { request });
             drop(routed);
             return None;
         }

@@ -1,5 +1,6 @@
 //! What happened, as data: the language that the world speaks and that the checkers read.
 
+use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 
 use kiln_domain::{Step, Timestamp};
@@ -337,7 +338,21 @@ impl History {
     /// What is worth knowing of how it came to a failure: the last entries about what it speaks of.
     pub(crate) fn story(&self, failure: &Failure, length: usize) -> Vec<String> {
         let about = failure.why.split(|c: char| !c.is_ascii_digit()).find_map(|digits| digits.parse::<Project>().ok());
-        let concerns = |entry: &&Entry| entry.at <= failure.at && entry.fact.concerns(about);
+        let mut leases = BTreeSet::new();
+        for entry in &self.entries {
+            if let Fact::Leased { lease, project, .. } = entry.fact
+                && about.is_none_or(|about| about == project)
+            {
+                leases.insert(lease);
+            }
+        }
+        let concerns = |entry: &&Entry| {
+            let of_it = match entry.fact {
+                Fact::Released { lease, .. } | Fact::Renewed { lease, .. } => leases.contains(&lease),
+                _ => entry.fact.concerns(about),
+            };
+            entry.at <= failure.at && of_it
+        };
         let mut lines: Vec<String> = self
             .entries
             .iter()
@@ -376,7 +391,9 @@ impl Fact {
             | Self::Questioned { project, .. }
             | Self::StopBegan { project, .. }
             | Self::Terminated { project, .. } => *project,
-            Self::Fault(_) | Self::HungUp { .. } | Self::Ended { .. } => return false,
+            Self::Fault(_) | Self::HungUp { .. } | Self::Ended { .. } | Self::BuildEnded { cut: false, .. } => {
+                return false;
+            }
             _ => return true,
         };
         about.is_none_or(|about| about == of)

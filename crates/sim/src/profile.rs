@@ -86,7 +86,7 @@ impl Profile {
             0..=11 => base,
             12..=15 => Self {
                 name: "crowd",
-                crowd: rng.between(300, 1500),
+                crowd: rng.pick(&[100, 100, 400, 1500]).unwrap_or(100),
                 weights: Weights { clients: 100, crowd: 1, ..Weights::default() },
                 ..base
             },

@@ -11,7 +11,7 @@ use crate::config::{MINUTE, SECOND};
 use crate::history::{Cause, Ending, Fact, Project, Verb};
 use crate::life::Life;
 use crate::profile::Weights;
-use crate::world::{Completes, Holder, World};
+use crate::world::{Completes, Due, Holder, World};
 
 #[derive(Debug, Clone, Copy)]
 enum Action {
@@ -365,7 +365,7 @@ impl World {
             1..=3 => {
                 self.fault("image updated");
                 self.host.image += 1;
-                self.later(0, crate::world::Due::Event(kiln::host::InstanceEvent::Missed));
+                self.later(0, Due::Event(kiln::host::InstanceEvent::Missed));
             }
             4 => {
                 self.fault("certificates about to end");
@@ -377,7 +377,7 @@ impl World {
             }
             _ => {
                 self.fault("events missed");
-                self.later(0, crate::world::Due::Event(kiln::host::InstanceEvent::Missed));
+                self.later(0, Due::Event(kiln::host::InstanceEvent::Missed));
             }
         }
         false
@@ -425,20 +425,15 @@ impl World {
     }
 
     fn trouble_with_the_disk(&mut self) {
-        match self.rng.below(3) {
-            0 => {
-                self.fault("disk stalled");
-                let now = self.now();
-                self.disk_stalls_until = now + self.rng.between(100, 8 * SECOND);
-            }
-            1 => {
-                self.fault("disk full");
-                self.set_disk_full(true);
-            }
-            _ => {
-                self.record(Fact::Fault("disk has room"));
-                self.set_disk_full(false);
-            }
+        if self.rng.chance(500) {
+            self.fault("disk stalled");
+            let now = self.now();
+            self.disk_stalls_until = now + self.rng.between(100, 8 * SECOND);
+        } else {
+            self.fault("disk full");
+            self.set_disk_full(true);
+            let after = self.rng.pick(&[100, 2 * SECOND, 15 * SECOND, 90 * SECOND]).unwrap_or(SECOND);
+            self.later(after, Due::DiskHasRoom);
         }
     }
 
@@ -450,8 +445,9 @@ impl World {
     }
 
     fn change_load(&mut self) {
+        let which = self.rng.below(4);
         let load = &mut self.host.load;
-        let kind = match self.rng.below(6) {
+        let kind = match which {
             0 => {
                 load.storage = Some(96.0);
                 "storage full for new volumes"
@@ -464,16 +460,14 @@ impl World {
                 load.memory_some = Some(35.0);
                 "memory pressure"
             }
-            3 => {
+            _ => {
                 load.memory_full = Some(60.0);
                 "host thrashes"
             }
-            _ => {
-                *load = kiln_domain::admission::HostLoad::default();
-                return;
-            }
         };
         self.fault(kind);
+        let after = self.rng.between(1, 90) * SECOND;
+        self.later(after, Due::LoadFalls);
     }
 
     fn jump(&mut self) {

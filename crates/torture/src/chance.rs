@@ -1,4 +1,4 @@
-//! Randomness from a seed (SplitMix64, Steele, Lea and Flood 2014): small, and good enough for moments and choices.
+//! Randomness from a seed (`SplitMix64`, Steele, Lea and Flood 2014): small, and good enough for moments and choices.
 
 use std::ops::Range;
 use std::time::Duration;

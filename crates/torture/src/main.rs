@@ -75,10 +75,10 @@ struct Arguments {
     /// Seconds that a build over the daemon's own address takes at least
     #[arg(long, default_value_t = 20)]
     build: u32,
-    /// policy.lease_grace of kiln.toml, in seconds
+    /// `policy.lease_grace` of kiln.toml, in seconds
     #[arg(long, default_value_t = 20)]
     grace: u64,
-    /// policy.idle_window and idle_longest of kiln.toml, in seconds
+    /// `policy.idle_window` and `idle_longest` of kiln.toml, in seconds
     #[arg(long, default_value_t = 2)]
     idle: u64,
     /// Of the moments of the kills and of what the load does [default: from the process id]

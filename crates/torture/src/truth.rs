@@ -174,7 +174,7 @@ impl Promised {
                 (Some(State::Held), State::Held, None) => wrong.push(format!("{repo}: lease {id} is lost")),
                 (Some(State::Released), _, Some(_)) => wrong.push(format!("{repo}: lease {id} came back")),
                 (Some(State::Held), State::Held, Some(lease)) => {
-                    self.compare_held(id, held, then, lease, view, grace, wrong);
+                    Self::compare_held(id, held, then, lease, view, grace, wrong);
                 }
                 _ => {}
             }
@@ -196,7 +196,6 @@ impl Promised {
 
     #[expect(clippy::too_many_arguments, reason = "one row of a comparison, with what both sides know of it")]
     fn compare_held(
-        &self,
         id: &str,
         held: &Held,
         then: &Self,

@@ -1,9 +1,12 @@
 //! The API over real sockets, with a heart that does what a test says.
 
+mod bounded;
 mod compatible;
 mod delivery;
 mod events;
 mod health;
+mod mapping;
+mod refused;
 mod sockets;
 mod upkeep;
 mod v1;
@@ -27,11 +30,11 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::store::StoreError;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const TOKEN: [u8; 8] = [0xab; 8];
-const SETTINGS: Settings = Settings { route_wait: Duration::from_secs(180), nameless_release: false };
+const SETTINGS: Settings =
+    Settings { route_wait: Duration::from_secs(180), nameless_release: false, drain: Duration::from_secs(30) };
 const BODY: &str = r#"{"repo":"github.com/org/repo","arch":"amd64"}"#;
 
 #[derive(Default)]
@@ -56,7 +59,10 @@ struct FakeHeart {
     /// The verbs that were asked for, with their arguments.
     verbs: Mutex<Vec<String>>,
     ill: Mutex<Option<String>>,
+    /// Nothing is answered ever.
     hangs: std::sync::atomic::AtomicBool,
+    /// How many calls hang, or did.
+    hanging: AtomicUsize,
     delivered: Arc<AtomicUsize>,
     released: Arc<AtomicUsize>,
     changed: Arc<Notify>,
@@ -107,9 +113,18 @@ impl FakeHeart {
         }
     }
 
-    fn verb<T>(&self, what: String, answer: T) -> Result<T, VerbError> {
+    async fn verb<T>(&self, what: String, answer: T) -> Result<T, VerbError> {
+        self.may_hang().await;
         self.verbs.lock().expect("no panic").push(what);
         self.verb_fails.lock().expect("no panic").take().map_or(Ok(answer), Err)
+    }
+
+    async fn may_hang(&self) {
+        if self.hangs.load(Ordering::SeqCst) {
+            self.hanging.fetch_add(1, Ordering::SeqCst);
+            self.changed.notify_one();
+            std::future::pending::<()>().await;
+        }
     }
 
     fn settled(&self) -> usize {
@@ -120,6 +135,7 @@ impl FakeHeart {
 #[async_trait]
 impl Heart for FakeHeart {
     async fn route(&self, spec: BuildSpec, options: RouteOptions) -> Result<Box<dyn Routed>, RouteError> {
+        self.may_hang().await;
         let mut response = self.response(&spec, true);
         let due = |left: usize| left.checked_sub(1);
         if self.not_ready.fetch_update(Ordering::SeqCst, Ordering::SeqCst, due).is_ok() {
@@ -149,6 +165,7 @@ impl Heart for FakeHeart {
     }
 
     async fn prewarm(&self, spec: BuildSpec, untrusted: bool) -> Result<RouteResponse, RouteError> {
+        self.may_hang().await;
         if untrusted {
             return Err(RouteError::Refused("no isolation".to_owned()));
         }
@@ -156,6 +173,7 @@ impl Heart for FakeHeart {
     }
 
     async fn complete(&self, key: &Key, token: &LeaseToken) -> Result<bool, CompleteError> {
+        self.may_hang().await;
         if let Some(error) = self.complete_fails.lock().expect("no panic").take() {
             return Err(error);
         }
@@ -164,75 +182,77 @@ impl Heart for FakeHeart {
     }
 
     async fn complete_oldest(&self, _key: &Key) -> Result<bool, CompleteError> {
+        self.may_hang().await;
         self.oldest_released.fetch_add(1, Ordering::SeqCst);
         Ok(true)
     }
 
     async fn renew(&self, token: &LeaseToken) -> Result<LeaseView, RenewError> {
+        self.may_hang().await;
         if let Some(error) = self.renew_fails.lock().expect("no panic").take() {
             return Err(error);
         }
         Ok(LeaseView { id: token.hash().as_str().to_owned(), ..LeaseView::default() })
     }
 
-    async fn list(&self) -> Result<Vec<ProjectView>, StoreError> {
+    async fn list(&self) -> Result<Vec<ProjectView>, VerbError> {
+        self.may_hang().await;
         Ok(vec![view()])
     }
 
-    async fn show(&self, key: &Key) -> Result<Option<ProjectView>, StoreError> {
-        Ok((key.as_str() == view().key).then(view))
+    async fn show(&self, key: &Key) -> Result<ProjectView, VerbError> {
+        self.may_hang().await;
+        if key.as_str() == view().key { Ok(view()) } else { Err(VerbError::NoProject(key.clone())) }
     }
 
     async fn why(&self, key: &Key) -> Result<Why, VerbError> {
         let why = Why { key: key.to_string(), headline: "It is warm.".to_owned(), ..Why::default() };
-        self.verb(format!("why {key}"), why)
+        self.verb(format!("why {key}"), why).await
     }
 
     async fn set(&self, key: &Key, change: SettingsChange) -> Result<ProjectView, VerbError> {
-        self.verb(format!("set {key} {change:?}"), view())
+        self.verb(format!("set {key} {change:?}"), view()).await
     }
 
     async fn stop(&self, key: &Key, force: bool) -> Result<(), VerbError> {
         assert!(!key.is_fork(), "(this panic is part of a test)");
-        self.verb(format!("stop {key} {force}"), ())
+        self.verb(format!("stop {key} {force}"), ()).await
     }
 
     async fn remove(&self, key: &Key) -> Result<(), VerbError> {
-        self.verb(format!("remove {key}"), ())
+        self.verb(format!("remove {key}"), ()).await
     }
 
     async fn orphans(&self) -> Result<Vec<Orphan>, VerbError> {
-        self.verb("orphans".to_owned(), vec![orphan()])
+        self.verb("orphans".to_owned(), vec![orphan()]).await
     }
 
     async fn adopt(&self, kind: Option<OrphanKind>, name: &str) -> Result<Key, VerbError> {
-        self.verb(format!("adopt {kind:?} {name}"), view().key.parse().expect("a key"))
+        self.verb(format!("adopt {kind:?} {name}"), view().key.parse().expect("a key")).await
     }
 
     async fn remove_orphan(&self, kind: OrphanKind, name: &str) -> Result<(), VerbError> {
-        self.verb(format!("remove orphan {kind} {name}"), ())
+        self.verb(format!("remove orphan {kind} {name}"), ()).await
     }
 
     async fn trash(&self) -> Result<Vec<Trashed>, VerbError> {
-        self.verb("trash".to_owned(), vec![trashed()])
+        self.verb("trash".to_owned(), vec![trashed()]).await
     }
 
     async fn restore(&self, name: &str) -> Result<Key, VerbError> {
-        self.verb(format!("restore {name}"), view().key.parse().expect("a key"))
+        self.verb(format!("restore {name}"), view().key.parse().expect("a key")).await
     }
 
     async fn discard(&self, name: &str) -> Result<(), VerbError> {
-        self.verb(format!("discard {name}"), ())
+        self.verb(format!("discard {name}"), ()).await
     }
 
     async fn empty_trash(&self) -> Result<u64, VerbError> {
-        self.verb("empty".to_owned(), 3)
+        self.verb("empty".to_owned(), 3).await
     }
 
     async fn readiness(&self) -> Readiness {
-        if self.hangs.load(Ordering::SeqCst) {
-            std::future::pending::<()>().await;
-        }
+        self.may_hang().await;
         let ill = self.ill.lock().expect("no panic").clone();
         Readiness::of(vec![
             Check::well("store"),

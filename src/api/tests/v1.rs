@@ -1,5 +1,6 @@
 //! `/v1`: projects, leases, and the document that describes all of it.
 
+use kiln_domain::Tier;
 use kiln_wire::{ApiError, Change};
 
 use super::*;

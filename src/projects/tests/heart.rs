@@ -486,7 +486,9 @@ async fn hot_projects_that_must_queue_at_the_start_all_come_up() {
     bench.until("all are up", async |b| up(b).await == 4).await;
     let keys: Vec<Key> = (0..4).map(|number| Key::of(&spec_of(number))).collect();
     // As a reboot of the host: all at once, and nobody asks for them.
-    keys.iter().for_each(|key| bench.effects.kill(key));
+    for key in &keys {
+        bench.effects.kill(key);
+    }
     bench.until("all are up again", async |b| b.count(Step::StartInstance) == 8 && up(b).await == 4).await;
 }
 

@@ -1,11 +1,17 @@
 //! Leases, grants and refusals.
 
+use std::time::Duration;
+
 use kiln_domain::plan::StopWish;
 use kiln_domain::{Lease, Timestamp, TokenHash};
 
 use super::super::messages::{Granted, Held, Refusal, RefusalKind, Reply, StopRefusal, Undelivered, Waiter, Warm};
 use super::{StopReply, Worker};
 use crate::metrics::{self, LeaseEnd};
+use crate::store::StoreError;
+
+/// Between two tries to take leases from a disk that does not let itself be written to.
+const FORGET_AGAIN: Duration = Duration::from_secs(10);
 
 /// Those who wanted it down, from when it is until that is recorded: what they read then says so, too.
 #[derive(Default)]
@@ -100,10 +106,24 @@ impl Worker {
                 self.shared.metrics.lease_ended(LeaseEnd::Expired);
             }
             let text = format!("{} lease(s) reached the maximum build age", expired.len());
-            drop(self.shared.store.forget_leases(expired));
+            self.forget_on_disk(expired);
             let event = self.event("expired", text);
             self.log_event(event);
         }
+    }
+
+    /// From the disk as well, and not only if it has room at this moment. Nobody waits for it, this worker neither.
+    pub(super) fn forget_on_disk(&self, tokens: Vec<TokenHash>) {
+        let store = self.shared.store.clone();
+        tokio::spawn(async move {
+            loop {
+                match store.forget_leases(tokens.clone()).await {
+                    Ok(_) | Err(StoreError::Closed) => return,
+                    Err(error) => tracing::debug!(%error, "leases that are over are still on the disk"),
+                }
+                tokio::time::sleep(FORGET_AGAIN).await;
+            }
+        });
     }
 
     pub(super) fn next_expiry(&self) -> Option<Timestamp> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kiln_domain::health::{Health, Probed};
+use kiln_domain::health::Probed;
 use kiln_domain::plan::{Counted, Done, InstanceSeen, Observed};
 use kiln_domain::{Phase, ProjectRecord, Step};
 use tokio::task::JoinHandle;
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::super::effects::EffectError;
 use super::super::messages::{Refusal, RefusalKind};
-use super::{Occasion, Worker};
+use super::{Occasion, Run, Worker};
 use crate::causes;
 use crate::metrics::{Fault, Stage, StepLabel};
 
@@ -93,7 +93,7 @@ impl Worker {
                 self.observed = Some((seen, self.now()));
             }
             Outcome::Observed(Err(error))
-                if self.served && self.record.phase == Phase::Warm && self.observed.is_some() =>
+                if self.run.served && self.record.phase == Phase::Warm && self.observed.is_some() =>
             {
                 self.doubt(&error);
             }
@@ -105,7 +105,7 @@ impl Worker {
             }
             Outcome::Performed(step, Err(error)) => {
                 if step == Step::AwaitServing {
-                    self.gave_up_on.clone_from(&self.record.incarnation);
+                    self.run.gave_up_on.clone_from(&self.record.incarnation);
                 }
                 self.set_back(step.name(), &error).await;
             }
@@ -149,7 +149,7 @@ impl Worker {
             (_, Done::Probed(probed)) => self.note_probe(*probed),
             (_, Done::Builds { count, cpu }) => {
                 self.note_probe(Probed { answered: count.is_some(), cpu: *cpu });
-                self.counted = count.map(|builds| Counted { builds, at: now });
+                self.run.counted = count.map(|builds| Counted { builds, at: now });
                 if count.is_some_and(|builds| builds > 0) {
                     self.touch_on_disk();
                 }
@@ -159,14 +159,14 @@ impl Worker {
     }
 
     fn note_probe(&mut self, probed: Probed) {
-        self.health.note(self.now(), probed, &self.shared.policy.health);
+        self.run.health.note(self.now(), probed, &self.shared.policy.health);
         if probed.answered {
-            self.served = true;
-            self.gave_up_on = None;
+            self.run.served = true;
+            self.run.gave_up_on = None;
         }
         // One call may be lost to anything; builds are kept away from a daemon only when it is silent for certain.
         if let Some((observed, _)) = &mut self.observed
-            && (probed.answered || self.health.is_mute())
+            && (probed.answered || self.run.health.is_mute())
         {
             observed.answers(probed.answered);
         }
@@ -181,13 +181,15 @@ impl Worker {
             if *serving {
                 self.note_probe(Probed { answered: true, cpu: None });
             } else {
-                self.health.suspect();
+                self.run.health.suspect();
             }
         }
     }
 
     fn forget_run(&mut self) {
-        (self.health, self.counted, self.served) = (Health::default(), None, false);
+        // A start that was waited for in vain is remembered by its name.
+        let gave_up_on = self.run.gave_up_on.take();
+        self.run = Run { gave_up_on, ..Run::default() };
     }
 
     /// The host could not be looked at. What was seen before stays true until the contrary is seen: a daemon does not need

@@ -55,8 +55,11 @@ impl Worker {
             Message::Renew { token, reply } => drop(reply.send(self.renew(&token))),
             Message::Complete { token, how, reply } => {
                 let released = self.complete(&token, how);
-                if let Some(reply) = reply {
-                    drop(reply.send(released));
+                match reply {
+                    Some(reply) => drop(reply.send(released)),
+                    // Nobody would try again if it could not be written.
+                    None if released.is_some() => self.forget_on_disk(vec![token]),
+                    None => {}
                 }
             }
             Message::CompleteOldest { reply } => {
@@ -76,8 +79,8 @@ impl Worker {
                 None => self.askers.push(reply),
             },
             Message::InstanceChanged => self.something_happened(Occasion::Event),
-            Message::Suspect => self.health.suspect(),
-            Message::RoomWanted => self.room_wanted = true,
+            Message::Suspect => self.run.health.suspect(),
+            Message::RoomWanted => self.run.room_wanted = true,
             Message::Nudge => {}
             Message::SetFailed { wanted, before } => {
                 if self.record.settings == wanted {
@@ -122,8 +125,7 @@ impl Worker {
         Some(Renewing { lease, renewed })
     }
 
-    /// It counts no more from here on; as with its making, whoever wants to waits for the disk. One that nobody waits for
-    /// and that could not be removed there comes back with the next start of Kiln, and ends with its grace.
+    /// It counts no more from here on; as with its making, whoever wants to waits for the disk.
     fn complete(&mut self, token: &TokenHash, how: LeaseEnd) -> Option<Releasing> {
         let at = self.leases.iter().position(|lease| lease.token == *token)?;
         let lease = self.leases.remove(at);
@@ -149,7 +151,7 @@ impl Worker {
             drop(reply.send(Err(StopRefusal::Busy(text))));
         } else {
             // It is asked anew which builds run: an answer from before is not about this moment.
-            self.counted = None;
+            self.run.counted = None;
             let text = match wish {
                 StopWish::Stop => "a stop was asked for",
                 StopWish::Remove => "its removal was asked for",

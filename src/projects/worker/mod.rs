@@ -31,7 +31,9 @@ use answers::Stopped;
 use doing::{InFlight, landed};
 use kiln_domain::explain::{Explanation, explain};
 use kiln_domain::health::Health;
-use kiln_domain::plan::{Counted, Demand, InstanceSeen, Observed, Place, Reason, Setbacks, Situation, StopWish};
+use kiln_domain::plan::{
+    Counted, Demand, InstanceSeen, Observed, Place, Reason, Setbacks, Situation, StopWish, VolumeSeen,
+};
 use kiln_domain::{Key, Lease, Phase, Plan, ProjectRecord, Settings, Step, Timestamp, plan};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -45,6 +47,9 @@ use crate::store::NewEvent;
 /// A daemon that is up is looked at this often even if nothing happens: its certificates grow old, and so may its image
 /// without anybody telling.
 const LOOK_EVERY: Duration = Duration::from_hours(1);
+
+/// A project that is needed, and whose volume's place is taken, looks this often whether it still is.
+const LOOK_FOR_OURS: Duration = Duration::from_mins(1);
 
 /// A wall clock may drift this far from the other between two decisions without having leapt.
 const LEAP_MILLIS: u64 = 5000;
@@ -74,15 +79,9 @@ pub(super) struct Worker {
     /// Something happened to the instance since the last look began.
     changed_since: bool,
     setbacks: Setbacks,
-    health: Health,
-    /// This run of the daemon has answered.
-    served: bool,
-    counted: Option<Counted>,
-    /// The run of the instance whose first answer was waited for in vain.
-    gave_up_on: Option<String>,
+    run: Run,
     place: Place,
     queued_since: Option<Instant>,
-    room_wanted: bool,
     standing: Standing,
     in_flight: Option<InFlight>,
     look_again: Option<Timestamp>,
@@ -90,6 +89,19 @@ pub(super) struct Worker {
     anchor: (Timestamp, Instant),
     /// Its record is gone from the store.
     removed: bool,
+}
+
+/// What is known of this run of the daemon.
+#[derive(Default)]
+struct Run {
+    health: Health,
+    /// It has answered.
+    served: bool,
+    counted: Option<Counted>,
+    /// The incarnation whose first answer was waited for in vain.
+    gave_up_on: Option<String>,
+    /// Others need the room.
+    room_wanted: bool,
 }
 
 /// Why a look is wanted.
@@ -112,11 +124,13 @@ impl Worker {
     ) -> Self {
         let now = shared.clock.now();
         // The clock may have gone back while Kiln was not there.
-        leases.iter_mut().for_each(|lease| lease.clamp_to(now, &shared.policy.lease));
+        for lease in &mut leases {
+            lease.clamp_to(now, &shared.policy.lease);
+        }
         Self {
             key: record.key.clone(),
             settings: shared.settings(&record),
-            served: matches!(record.phase, Phase::Warm | Phase::Draining),
+            run: Run { served: matches!(record.phase, Phase::Warm | Phase::Draining), ..Run::default() },
             anchor: (now, Instant::now()),
             shared,
             registry,
@@ -132,12 +146,8 @@ impl Worker {
             doubtful: false,
             changed_since: false,
             setbacks: Setbacks::default(),
-            health: Health::default(),
-            counted: None,
-            gave_up_on: None,
             place: Place::Unasked,
             queued_since: None,
-            room_wanted: false,
             standing: Standing::Down,
             in_flight: None,
             look_again: None,
@@ -163,10 +173,15 @@ impl Worker {
                 biased;
                 (outcome, took) = landed(&mut self.in_flight) => {
                     self.in_flight = None;
+                    // Before what is told now is dated.
+                    self.follow_the_clock();
                     self.take_in(outcome, took).await;
                 }
                 message = self.desk.mailbox.recv() => match message {
-                    Some(message) => self.hear(message),
+                    Some(message) => {
+                        self.follow_the_clock();
+                        self.hear(message);
+                    }
                     None => return,
                 },
                 () = sleep(timer) => self.look_again = None,
@@ -273,14 +288,16 @@ impl Worker {
             return;
         }
         tracing::warn!(key = %self.key, leap_ms = leap, "the clock has leapt; nothing is taken to be older or younger for it");
-        self.leases.iter_mut().for_each(|lease| lease.shift(leap));
+        for lease in &mut self.leases {
+            lease.shift(leap);
+        }
         self.record.last_activity = self.record.last_activity.shifted(leap);
         self.record.builds.shift(leap);
         self.setbacks.last = self.setbacks.last.map(|last| last.shifted(leap));
         if let Some((_, at)) = &mut self.observed {
             *at = at.shifted(leap);
         }
-        self.counted = None;
+        self.run.counted = None;
     }
 
     fn note_fault(&self, reason: &Reason) {
@@ -338,7 +355,17 @@ impl Worker {
         if self.doubtful {
             return Some(self.setbacks.pause_ends(self.now()).unwrap_or(self.now()));
         }
-        seen.instance.is_running().then(|| (*at).min(self.now()).plus(LOOK_EVERY))
+        let every = match (seen.instance.is_running(), &seen.volume) {
+            // It may have been moved out of the way, and nothing tells.
+            (_, VolumeSeen::Foreign { .. }) if self.is_needed() => LOOK_FOR_OURS,
+            (true, _) => LOOK_EVERY,
+            (false, _) => return None,
+        };
+        Some((*at).min(self.now()).plus(every))
+    }
+
+    fn is_needed(&self) -> bool {
+        self.demand().need(&self.settings, self.now(), &self.shared.policy).is_some()
     }
 
     /// What is known of the instance may not be true any more.
@@ -367,12 +394,12 @@ impl Worker {
             observed: self.seen()?,
             demand: self.demand(),
             setbacks: self.setbacks,
-            health: self.health,
-            counted: self.counted,
-            served: self.served,
-            gave_up_on: self.gave_up_on.as_deref(),
+            health: self.run.health,
+            counted: self.run.counted,
+            served: self.run.served,
+            gave_up_on: self.run.gave_up_on.as_deref(),
             place: self.place,
-            room_wanted: self.room_wanted,
+            room_wanted: self.run.room_wanted,
             now: self.now(),
             policy: &self.shared.policy,
         }))
@@ -401,7 +428,7 @@ impl Worker {
     }
 
     async fn ask_for_place(&self) -> Place {
-        let new_volume = self.seen().is_some_and(|seen| seen.volume == kiln_domain::plan::VolumeSeen::Absent);
+        let new_volume = self.seen().is_some_and(|seen| seen.volume == VolumeSeen::Absent);
         self.shared.admission.ask(&self.key, new_volume, &self.desk.own_mailbox).await
     }
 
@@ -423,14 +450,14 @@ impl Worker {
     /// Tells the door how this daemon stands.
     fn report(&mut self) {
         let running = self.seen().is_some_and(|seen| seen.instance.is_running());
-        let needed = self.demand().need(&self.settings, self.now(), &self.shared.policy).is_some();
+        let needed = self.is_needed();
         let standing = match (running, needed) {
             (false, _) => Standing::Down,
             (true, true) => Standing::Needed,
             (true, false) => Standing::Unneeded(self.record.last_activity),
         };
         if needed || !running {
-            self.room_wanted = false;
+            self.run.room_wanted = false;
         }
         if standing != self.standing {
             self.standing = standing;

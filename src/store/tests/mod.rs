@@ -6,6 +6,7 @@ mod journal;
 mod migrating;
 mod opening;
 mod projects;
+mod read_only;
 mod setting_aside;
 mod taking_up;
 mod writing;

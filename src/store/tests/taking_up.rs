@@ -70,6 +70,63 @@ async fn a_damaged_row_is_told_of_and_spoils_nothing_else() {
 }
 
 #[tokio::test]
+async fn a_damaged_row_is_left_out_of_every_list_and_told_of_once() {
+    let place = Place::new();
+    let store = place.open();
+    for number in 0..3 {
+        store.create_project(&spec(number), POOL, NOW).await.expect("creates");
+        add_lease(&store, number, &lease(number as u64), None).await.expect("adds");
+        add_lease(&store, number, &lease(10 + number as u64), None).await.expect("adds");
+    }
+    for number in 0..8 {
+        let event = NewEvent::new(NOW, Some(&key(0)), "test", number.to_string());
+        store.record(event).await.expect("is written");
+    }
+    drop(store);
+    let lease_at = |number: u64| lease(number).token.as_str().to_owned();
+    by_hand(
+        &place,
+        &format!(
+            "UPDATE leases SET key = 'not a key' WHERE token = '{}';
+             UPDATE leases SET token = CAST(X'FF' AS TEXT) WHERE token = '{}';
+             UPDATE leases SET key = CAST(X'FF' AS TEXT) WHERE token = '{}';
+             UPDATE events SET key = 'not a key' WHERE id IN (2, 3, 4);
+             UPDATE events SET text = CAST(X'FF' AS TEXT) WHERE id IN (6, 8);",
+            lease_at(1),
+            lease_at(10),
+            lease_at(2),
+        ),
+    );
+
+    let store = place.open();
+    let of = |number: usize, lease: Lease| (key(number), lease);
+    let mut whole = vec![of(0, lease(0)), of(1, lease(11)), of(2, lease(12))];
+    whole.sort_by(|one, other| one.0.cmp(&other.0));
+    assert_eq!(store.all_leases().await.expect("reads"), whole);
+    assert_eq!(store.leases(&key(0)).await.expect("reads"), [lease(0)]);
+    let ids = |events: Vec<super::super::Event>| events.iter().map(|event| event.id).collect::<Vec<_>>();
+    assert_eq!(ids(store.events(0, 100).await.expect("reads")), [1, 5, 7]);
+    // A page that is full may have another after it, and one that is not is the last.
+    assert_eq!(ids(store.events(1, 1).await.expect("reads")), [5]);
+    assert_eq!(ids(store.events(0, 2).await.expect("reads")), [1, 5]);
+    assert!(store.events(7, 1).await.expect("reads").is_empty());
+    assert_eq!(ids(store.events_of(&key(0), 2).await.expect("reads")), [5, 7]);
+
+    let taken_up = store.take_up().await.expect("reads");
+    assert_eq!((taken_up.projects.len(), taken_up.leases), (3, whole));
+    let (_, damaged) = store.read(|connection| super::super::rows::events(connection, 0, 100)).await.expect("reads");
+    let named: Vec<_> = damaged.iter().map(|row| row.key.as_str()).collect();
+    assert_eq!(named, ["event 2", "event 3", "event 4", "event 6", "event 8"]);
+    assert!(damaged[0].why.contains("\"not a key\" as key"), "{damaged:?}");
+    assert!(damaged[3].why.contains("cannot read the text"), "{damaged:?}");
+    for row in [damaged, taken_up.damaged] {
+        assert_eq!(store.told.news(&row), [], "once is enough");
+    }
+    let other = [super::super::Damaged { key: "event 9".to_owned(), why: "torn".to_owned() }];
+    assert_eq!(store.told.news(&other), other);
+}
+
+#[tokio::test]
 async fn a_database_is_complete_when_it_was_said_to_be() {
     let place = Place::new();
     let store = place.open();

@@ -3,6 +3,7 @@
 use std::sync::mpsc;
 
 use futures_util::future::join_all;
+use rusqlite::ffi::{SQLITE_CANTOPEN, SQLITE_IOERR_FSYNC, SQLITE_IOERR_WRITE, SQLITE_READONLY_DIRECTORY};
 
 use super::super::commit::Writing;
 use super::super::{StoreError, events};
@@ -216,4 +217,57 @@ async fn an_event_says_by_whom_and_by_which_rule_and_is_found_by_its_project() {
     assert_eq!(told.iter().map(|event| event.text.as_str()).collect::<Vec<_>>(), ["5", "7", "9"]);
     assert_eq!((told[2].by.as_str(), told[2].rule.as_deref()), ("client 9", Some("drain-when-idle")));
     assert_eq!(store.events_of(&key(2), 3).await.expect("reads"), []);
+}
+
+#[tokio::test]
+async fn a_disk_that_takes_nothing_is_named_and_worth_another_try() {
+    let place = Place::new();
+    let store = place.open();
+    let path = place.path().display().to_string();
+    // What SQLite says of a disk that is read-only, in the ways that it finds out.
+    let fails = |code| {
+        move |_: &mut Writing<'_>| {
+            let error = rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None);
+            Err::<(), _>(StoreError::sqlite("save the project")(error))
+        }
+    };
+    for code in [SQLITE_READONLY_DIRECTORY, SQLITE_IOERR_WRITE, SQLITE_IOERR_FSYNC, SQLITE_CANTOPEN] {
+        let error = store.submit(fails(code)).await.expect_err("fails");
+        assert!(matches!(error, StoreError::Disk { .. }), "{code}: {error:?}");
+        let text = error.to_string();
+        assert!(text.starts_with("cannot save the project: ") && text.contains(&path), "{text}");
+        assert_eq!((error.is_retryable(), error.retry_after()), (false, Some(Duration::from_secs(30))));
+    }
+    let full = store.submit(fails(rusqlite::ffi::SQLITE_FULL)).await.expect_err("fails");
+    assert!(full.to_string().contains(&path) && full.retry_after() == Some(Duration::from_secs(30)), "{full}");
+    // What is no write's own, and a read.
+    store.submit(sql("PRAGMA query_only = ON")).await.expect("sets");
+    let error = store.record(event("lost")).await.expect_err("nothing is written");
+    assert!(matches!(&error, StoreError::Disk { path, .. } if *path == place.path()), "{error:?}");
+    let reading = store.read(|_| {
+        let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR_READ);
+        Err::<(), _>(StoreError::sqlite("read the journal")(rusqlite::Error::SqliteFailure(code, None)))
+    });
+    assert!(matches!(reading.await, Err(StoreError::Disk { .. })));
+    assert_eq!(store.latest_event_id().await.expect("reads go on"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_that_hangs_is_given_up_and_its_connection_comes_back() {
+    let place = Place::new();
+    let store = place.open();
+    let (release, held) = mpsc::channel::<()>();
+    let hanging = store.read(move |_| {
+        let _ = held.recv_timeout(Duration::from_secs(20));
+        Ok(())
+    });
+    let (outcome, ()) = tokio::join!(hanging, tokio::time::advance(Duration::from_secs(21)));
+    let error = outcome.expect_err("it hangs");
+    assert!(matches!(error, StoreError::ReadHangs { .. }) && error.is_retryable(), "{error:?}");
+    assert!(error.to_string().contains(&place.path().display().to_string()), "{error}");
+    assert_eq!(store.latest_event_id().await.expect("the other connection reads"), 0);
+    drop(release);
+    // One of these needs it.
+    let (one, other) = tokio::join!(store.latest_event_id(), store.latest_event_id());
+    assert_eq!((one.expect("reads"), other.expect("reads")), (0, 0));
 }

@@ -208,7 +208,10 @@ impl Check for NoBuildIsCut {
                 }
             }
             Fact::Leased { lease, project, row: Some(row), .. } => {
-                self.leases.insert(*lease, Held { project: *project, lease: lease_of(row) });
+                let mut held = Held { project: *project, lease: lease_of(row) };
+                // The disk knows nothing of clocks that went back.
+                held.lease.clamp_to(entry.wall, &POLICY.lease);
+                self.leases.insert(*lease, held);
             }
             Fact::Renewed { lease, change: Change::Done, row: Some(row) } => {
                 if let Some(held) = self.leases.get_mut(lease) {

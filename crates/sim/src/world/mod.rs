@@ -124,6 +124,8 @@ pub(crate) enum Due {
     Late(Late),
     Event(InstanceEvent),
     Recovers { project: Project, incarnation: u64 },
+    DiskHasRoom,
+    LoadFalls,
 }
 
 impl Sim {
@@ -283,6 +285,11 @@ impl World {
             Due::Late(late) => self.finish_late(late),
             Due::Event(event) => self.deliver(&event),
             Due::Recovers { project, incarnation } => self.recovers(project, incarnation),
+            Due::DiskHasRoom => {
+                self.record(Fact::Fault("disk has room"));
+                self.set_disk_full(false);
+            }
+            Due::LoadFalls => self.host.load = kiln_domain::admission::HostLoad::default(),
         }
     }
 
