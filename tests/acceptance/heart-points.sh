@@ -311,7 +311,7 @@ running = 3'
         keys+=("$key")
     done
     routed_later example.com/why/queued
-    why "queued for a start" "$key" 'waits for its turn to start, number 1 of 1' 'daemon(s)'
+    why "queued for a start" "$key" 'waits for its turn to start, number 1 of 1' 'daemons are up'
     completes "$key" "$route"
     why "never built" "$key" absent 'it is down, and nobody needs it'
     for number in "${keys[@]}"; do kiln set "$number" --tier warm >/dev/null; done
