@@ -45,6 +45,7 @@ impl Life {
             }
             if now >= next {
                 self.act();
+                self.go_on().await;
                 let mut world = self.sim.world();
                 world.profile.actions -= 1;
                 let gap = world.profile.gap;

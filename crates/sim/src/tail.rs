@@ -1,5 +1,8 @@
 //! The quiet end of a schedule: nothing goes wrong any more, and everything has to come to rest (K10).
 
+use std::fmt::Write as _;
+use std::time::Duration;
+
 use kiln::projects::RouteOptions;
 use kiln_domain::Tier;
 use kiln_domain::admission::HostLoad;
@@ -7,7 +10,7 @@ use kiln_domain::admission::HostLoad;
 use crate::config::{MINUTE, SECOND};
 use crate::history::{Change, Ending, Fact, Project, Verb};
 use crate::life::Life;
-use crate::world::{Completes, Daemon, Holder};
+use crate::world::{Completes, Daemon, Due, Holder};
 
 /// By then every lease is over, every window closed, every daemon looked at by the hour.
 const PATIENCE: u64 = 180 * MINUTE;
@@ -22,6 +25,7 @@ impl Life {
             world.disk_stalls_until = 0;
             world.host.load = HostLoad::default();
             world.host.volumes.retain(|_, volume| !volume.foreign);
+            world.later(0, Due::Event(kiln::host::InstanceEvent::Missed));
             world.record(Fact::FaultsEnd);
         }
         self.settle("after the faults").await;
@@ -52,11 +56,23 @@ impl Life {
             }
             let Err(why) = self.at_rest().await else { return };
             if self.sim.world().now() >= deadline {
-                let why = format!("three hours {when} it has not come to rest: {why}");
+                let why = format!("three hours {when} it has not come to rest: {why}{}", self.explanations().await);
                 self.record(Fact::Wrong { invariant: "K10", why });
                 return;
             }
         }
+    }
+
+    /// What kilnd itself says of each project that has a worker.
+    async fn explanations(&self) -> String {
+        let mut all = String::new();
+        for project in 0..self.sim.world().specs.len() {
+            let asked = tokio::time::timeout(Duration::from_secs(20), self.projects.why(&self.key(project))).await;
+            if let Ok(Ok((explanation, _))) = asked {
+                let _ = write!(all, "; {project} is {}: {}", explanation.headline, explanation.because.join(", "));
+            }
+        }
+        all
     }
 
     async fn pass_time(&self, until: u64) {

@@ -139,6 +139,7 @@ impl Worker {
             (Step::StartInstance, Done::Started { incarnation }) => {
                 self.record.incarnation = Some(incarnation.clone());
                 self.forget_run();
+                self.run.unborn = true;
             }
             (Step::StopInstance(_), _) => {
                 self.record.incarnation = None;
@@ -161,7 +162,7 @@ impl Worker {
     fn note_probe(&mut self, probed: Probed) {
         self.run.health.note(self.now(), probed, &self.shared.policy.health);
         if probed.answered {
-            self.run.served = true;
+            (self.run.served, self.run.unborn) = (true, false);
             self.run.gave_up_on = None;
         }
         // One call may be lost to anything; builds are kept away from a daemon only when it is silent for certain.

@@ -97,6 +97,8 @@ struct Run {
     health: Health,
     /// It has answered.
     served: bool,
+    /// It was started by this worker, and has not answered yet.
+    unborn: bool,
     counted: Option<Counted>,
     /// The incarnation whose first answer was waited for in vain.
     gave_up_on: Option<String>,
@@ -397,6 +399,7 @@ impl Worker {
             health: self.run.health,
             counted: self.run.counted,
             served: self.run.served,
+            unborn: self.run.unborn,
             gave_up_on: self.run.gave_up_on.as_deref(),
             place: self.place,
             room_wanted: self.run.room_wanted,

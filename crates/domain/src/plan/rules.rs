@@ -103,7 +103,7 @@ fn linger(situation: &Situation<'_>, incarnation: &str, serving: bool, reason: R
     let worry = (health.is_worrying() || !serving).then(|| health.due(now, &policy.health));
     let (phase, step) = if record.incarnation.as_deref() != Some(incarnation) {
         (Phase::Starting, Some(Step::AdoptInstance))
-    } else if serving || served {
+    } else if serving || served || (gave_up_on == Some(incarnation) && !situation.unborn) {
         (Phase::Warm, worry.filter(|due| *due <= now).map(|_| Step::Probe))
     } else if gave_up_on == Some(incarnation) {
         (failed(situation, &reason), None)
@@ -142,12 +142,14 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
         return Plan::rest(failed(situation, &reason), reason, Some(until));
     }
     if let InstanceSeen::Running { incarnation, .. } = &observed.instance {
-        // Nobody can have sent it a build: it has never answered, and no lease or connection tells of one.
-        let in_vain = gave_up_on == Some(incarnation) && !demand.is_busy(now, policy);
-        return if in_vain {
+        return if gave_up_on != Some(incarnation) {
+            Plan::step(Phase::Starting, Step::AwaitServing, need)
+        } else if situation.unborn && !demand.is_busy(now, policy) {
+            // Nobody can have sent it a build: it has never answered, and no lease or connection tells of one.
             Plan::step(Phase::Rolling, Step::StopInstance(Stop::Force), Reason::NotServing)
         } else {
-            Plan::step(Phase::Starting, Step::AwaitServing, need)
+            // Too loaded to answer, perhaps: busy is not broken (F10), and rule 3 finds out.
+            keep_up(situation, need, false)
         };
     }
     // A roll is one until the daemon starts: nobody but the phase knows that it has to come up again.
@@ -207,13 +209,12 @@ fn take_down(situation: &Situation<'_>, phase: Phase, reason: Reason) -> Plan {
         return Plan::rest(resting(situation), reason, None);
     };
     let Situation { record, health, counted, now, policy, .. } = *situation;
-    // Before its first answer nobody can have sent it a build; and a run that nobody knows is adopted before it is asked.
-    let unborn = matches!(record.phase, Phase::Provisioning | Phase::Starting) && !situation.served;
+    // A run that nobody knows is adopted before it is asked; and before its first answer nobody can have sent it a build.
     if record.incarnation.as_deref() != Some(incarnation) {
         return Plan::step(Phase::Starting, Step::AdoptInstance, reason);
     }
     match counted.filter(|counted| counted.holds_until(now) > now) {
-        _ if unborn => Plan::step(phase, Step::StopInstance(Stop::Graceful), reason),
+        _ if situation.unborn => Plan::step(phase, Step::StopInstance(Stop::Graceful), reason),
         Some(Counted { builds: 0, .. }) => Plan::step(phase, Step::StopInstance(Stop::Graceful), reason),
         Some(counted) => {
             let reason = Reason::ActiveBuilds { builds: counted.builds };

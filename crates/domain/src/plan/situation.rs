@@ -58,6 +58,9 @@ pub struct Situation<'a> {
     pub counted: Option<Counted>,
     /// Whether this run of the daemon has answered before. One that has is up, however slow; a build may be in it.
     pub served: bool,
+    /// Whether Kiln has watched this run since its start, and it has not answered yet. Of a run from before a restart of Kiln
+    /// nobody can say that: a build may be in it.
+    pub unborn: bool,
     /// The run of the instance whose first answer was waited for in vain.
     pub gave_up_on: Option<&'a str>,
     pub place: Place,

@@ -65,6 +65,7 @@ struct Case {
     /// Builds that it told of, this instant; `None`: it was not asked.
     builds: Option<u32>,
     served: bool,
+    unborn: bool,
     gave_up_on: Option<&'static str>,
     place: Place,
     room_wanted: bool,
@@ -86,6 +87,7 @@ impl Case {
             health: None,
             builds: Some(0),
             served,
+            unborn: !served,
             gave_up_on: None,
             place: Place::Admitted,
             room_wanted: false,
@@ -111,6 +113,7 @@ impl Case {
             health: self.health.unwrap_or(Health::answered(self.now)),
             counted: self.builds.map(|builds| Counted { builds, at: self.now }),
             served: self.served,
+            unborn: self.unborn,
             gave_up_on: self.gave_up_on,
             place: self.place,
             room_wanted: self.room_wanted,
@@ -264,7 +267,9 @@ fn a_daemon_that_did_not_answer_is_restarted_unless_it_is_busy() {
     case.gave_up_on = Some("run-1");
     assert_eq!(case.step(), Some(FORCE));
     case.connections = 1;
-    assert_eq!(case.step(), Some(Step::AwaitServing));
+    assert_eq!((case.step(), case.plan().reason), (None, Reason::NotAnswering), "it is asked until it is known");
+    (case.connections, case.unborn) = (0, false);
+    assert_eq!((case.step(), case.plan().reason), (None, Reason::NotAnswering), "nobody watched it from its start");
 }
 
 #[test]
@@ -320,7 +325,7 @@ fn before_its_first_answer_nobody_can_have_sent_it_a_build() {
     let mut case = Case::new(running(false));
     (case.now, case.builds, case.record.phase) = (at(1000), None, Phase::Starting);
     assert_eq!(case.step(), Some(GRACEFUL));
-    (case.record.phase, case.served) = (Phase::Warm, true);
+    (case.record.phase, case.served, case.unborn) = (Phase::Warm, true, false);
     assert_eq!(case.step(), Some(Step::CountBuilds), "it may be slow with a build that came by another way");
 }
 
@@ -363,7 +368,7 @@ fn wedged_is_rolled_at_once_under_a_lease_too_and_slow_never_is() {
 #[test]
 fn one_that_has_answered_before_is_slow_and_never_started_anew_for_it() {
     let mut case = Case::waiting(running(false));
-    (case.served, case.gave_up_on) = (true, Some("run-1"));
+    (case.served, case.unborn, case.gave_up_on) = (true, false, Some("run-1"));
     let plan = case.plan();
     assert_eq!((plan.step, plan.phase, plan.reason), (None, Phase::Warm, Reason::NotAnswering));
     case.now = at(30);
@@ -632,6 +637,7 @@ fn any_case() -> impl Strategy<Value = Case> {
             let ((setbacks, builds, silence, works, place), (hot, gave_up, room_wanted)) = (history, flags);
             let mut case = Case::new(instance);
             case.served |= works;
+            case.unborn = !case.served && hot;
             (case.observed.volume, case.observed.files, case.record.phase) = (volume, files, phase);
             case.settings.tier = Some(if hot { Tier::Hot } else { Tier::Warm });
             case.gave_up_on = gave_up.then_some("run-1");
@@ -659,8 +665,7 @@ proptest! {
     #[test]
     fn nothing_that_may_build_is_stopped_in_peace_without_having_been_asked(case in any_case()) {
         if case.step() == Some(GRACEFUL) && case.plan().phase != Phase::Removing {
-            let unborn = matches!(case.record.phase, Phase::Provisioning | Phase::Starting);
-            prop_assert!(case.builds == Some(0) || unborn, "{:?}", case.plan());
+            prop_assert!(case.builds == Some(0) || case.unborn, "{:?}", case.plan());
         }
     }
 

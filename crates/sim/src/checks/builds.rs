@@ -22,11 +22,15 @@ pub(super) struct NoBuildIsCut {
     forcing: BTreeMap<Request, Project>,
     forced: BTreeSet<Project>,
     stopping: BTreeMap<Incarnation, Stopping>,
+    /// Daemons in which nothing goes on any more: there is no build left in one to protect.
+    dead: BTreeSet<Incarnation>,
 }
 
 struct Held {
     project: Project,
     lease: Lease,
+    born: u64,
+    renewed: u64,
 }
 
 struct Build {
@@ -47,8 +51,10 @@ struct Known {
 struct Silence {
     since: u64,
     probes: u32,
+    last: u64,
     cpu: Option<u64>,
-    worked: bool,
+    /// From when on it did no work.
+    idle_since: u64,
 }
 
 /// As it stood when the stop began.
@@ -68,12 +74,17 @@ impl Known {
             self.answered = true;
             self.silence = None;
         } else {
-            let silence = self.silence.get_or_insert(Silence { since: at, probes: 0, cpu, worked: false });
+            let fresh = Silence { since: at, probes: 0, last: at, cpu: None, idle_since: at };
+            let silence = self.silence.get_or_insert(fresh);
             silence.probes += 1;
-            silence.worked |= match (silence.cpu, cpu) {
-                (Some(before), Some(after)) => after.abs_diff(before) > (at - silence.since) / 50 + 20,
-                _ => true,
+            let idle = match (silence.cpu, cpu) {
+                (Some(before), Some(after)) => after.abs_diff(before) <= (at - silence.last) / 50 + 10,
+                _ => false,
             };
+            if !idle {
+                silence.idle_since = at;
+            }
+            (silence.last, silence.cpu) = (at, cpu);
         }
         if let Some(builds) = builds {
             self.told = Some((at, builds));
@@ -86,7 +97,7 @@ impl Known {
         let health = POLICY.health;
         let enough = if connected { health.wedged_after_connected } else { health.wedged_after };
         let silent = now - silence.since + SECOND;
-        let idle = !silence.worked && silent >= enough.as_millis() as u64;
+        let idle = now - silence.idle_since + SECOND >= enough.as_millis() as u64;
         silence.probes >= PROBES && (idle || silent >= health.silent_at_most.as_millis() as u64)
     }
 }
@@ -94,7 +105,16 @@ impl Known {
 impl NoBuildIsCut {
     fn live_lease(&self, entry: &Entry, project: Project) -> Option<LeaseId> {
         let connected = self.is_connected(project);
-        let alive = |held: &&Held| held.project == project && held.lease.is_alive(entry.wall, connected, &POLICY.lease);
+        // Both by the wall clock and by one that does not jump: a start of kilnd takes the clock as it finds it, and while it
+        // runs, a jump makes nothing older.
+        let steady = |held: &Held| {
+            let grace = POLICY.lease.grace.as_millis() as u64;
+            let end = POLICY.lease.max_build_age.as_millis() as u64;
+            entry.at - held.born < end && (connected || entry.at - held.renewed < grace)
+        };
+        let alive = |held: &&Held| {
+            held.project == project && steady(held) && held.lease.is_alive(entry.wall, connected, &POLICY.lease)
+        };
         self.leases.iter().find(|(_, held)| alive(held)).map(|(id, _)| *id)
     }
 
@@ -142,7 +162,7 @@ impl NoBuildIsCut {
             return Err(format!("{project} was stopped, and nobody had begun to"));
         };
         // What is being removed is nobody's any more.
-        if *excused || phase == "removing" {
+        if *excused || phase == "removing" || self.dead.contains(&incarnation) {
             return Ok(());
         }
         if self.is_connected(project) {
@@ -208,7 +228,7 @@ impl Check for NoBuildIsCut {
                 }
             }
             Fact::Leased { lease, project, row: Some(row), .. } => {
-                let mut held = Held { project: *project, lease: lease_of(row) };
+                let mut held = Held { project: *project, lease: lease_of(row), born: entry.at, renewed: entry.at };
                 // The disk knows nothing of clocks that went back.
                 held.lease.clamp_to(entry.wall, &POLICY.lease);
                 self.leases.insert(*lease, held);
@@ -216,6 +236,7 @@ impl Check for NoBuildIsCut {
             Fact::Renewed { lease, change: Change::Done, row: Some(row) } => {
                 if let Some(held) = self.leases.get_mut(lease) {
                     held.lease.renewed = row.renewed.min(entry.wall);
+                    held.renewed = entry.at;
                 }
             }
             Fact::Released { lease, .. } => drop(self.leases.remove(lease)),
@@ -228,6 +249,8 @@ impl Check for NoBuildIsCut {
             Fact::Questioned { incarnation, answered, builds, cpu, .. } => {
                 self.daemons.entry(*incarnation).or_default().questioned(entry.at, *answered, *builds, *cpu);
             }
+            Fact::Hung { incarnation, works: false, .. } => drop(self.dead.insert(*incarnation)),
+            Fact::Recovered { incarnation, .. } => drop(self.dead.remove(incarnation)),
             Fact::Asked { request, verb: Verb::Force, project } => drop(self.forcing.insert(*request, *project)),
             Fact::HungUp { request } => {
                 if let Some(project) = self.forcing.remove(request) {

@@ -253,8 +253,9 @@ impl Effects for ModelHost {
     async fn perform(&self, step: Step, record: &ProjectRecord, settings: &Settings) -> Result<Done, EffectError> {
         match step {
             Step::AdoptInstance => {
-                self.pass(true).await?;
+                // Nothing is done to the host, so nothing can fail.
                 self.adopted(record);
+                self.pass(false).await?;
                 Ok(Done::Plain)
             }
             Step::AwaitServing => self.await_serving(record).await,

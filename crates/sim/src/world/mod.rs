@@ -30,6 +30,9 @@ use crate::rng::Rng;
 /// Some day in 2026, so that a clock can jump back by years.
 const BIRTH: i64 = 1_780_000_000_000;
 
+/// Far more than a crowd of clients and all workers need in a millisecond.
+const CIRCLES: u32 = 1_000_000;
+
 /// Handed to everybody who acts in a schedule.
 #[derive(Clone)]
 pub(crate) struct Sim(Arc<Shared>);
@@ -79,6 +82,8 @@ pub(crate) struct World {
     pub(crate) faults: BTreeMap<&'static str, u64>,
     /// The tail has begun: nothing goes wrong any more.
     pub(crate) quiet: bool,
+    /// When kilnd asked for the time last, and how often at that moment.
+    asked_for_time: (u64, u32),
 }
 
 /// A build that runs in a daemon.
@@ -162,6 +167,7 @@ impl Sim {
             next_action: 0,
             faults: BTreeMap::new(),
             quiet: false,
+            asked_for_time: (0, 0),
         };
         let shared =
             Shared { world: Mutex::new(world), died: Notify::new(), changed: Notify::new(), planned: Notify::new() };
@@ -300,6 +306,17 @@ impl World {
         }
     }
 
+    /// A worker that asks for the time again and again while none passes will do so for ever.
+    fn notice_circles(&mut self) {
+        let now = self.now();
+        if self.asked_for_time.0 == now {
+            self.asked_for_time.1 += 1;
+        } else {
+            self.asked_for_time = (now, 0);
+        }
+        assert!(self.asked_for_time.1 < CIRCLES, "a worker turns in circles");
+    }
+
     // === Names
 
     /// A key of the schedule's: there are no others.
@@ -339,7 +356,9 @@ impl World {
 
 impl Clock for Sim {
     fn now(&self) -> Timestamp {
-        self.world().wall()
+        let mut world = self.world();
+        world.notice_circles();
+        world.wall()
     }
 }
 
