@@ -79,13 +79,14 @@ struct Report {
 
 impl ScaleBench {
     pub(super) async fn run(&self, json: bool) -> Result<(), BenchError> {
-        let dir = tempfile::Builder::new().prefix("kiln-bench-").tempdir_in(&self.dir);
+        // Short: sockets are below it, and their paths may have 108 bytes.
+        let dir = tempfile::Builder::new().prefix("kiln-").tempdir_in(&self.dir);
         let dir = dir.map_err(|source| BenchError::Disk { path: self.dir.clone(), source })?;
         // Dropped before the directory goes.
         let _no_daemons = NoDaemons(dir.path());
-        let one = self.place(&dir.path().join("one"), 0)?;
-        let many = self.place(&dir.path().join("many"), 1)?;
-        let idle = self.place(&dir.path().join("idle"), 2)?;
+        let one = self.place(&dir.path().join("1"), 0)?;
+        let many = self.place(&dir.path().join("n"), 1)?;
+        let idle = self.place(&dir.path().join("i"), 2)?;
         fill(&many.config, self.projects - 1).await?;
         fill(&idle.config, self.idle).await?;
         let report = self.measure(&one, &many, &idle).await?;

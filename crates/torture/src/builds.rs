@@ -58,6 +58,18 @@ pub(crate) async fn fill_caches(world: &World) -> io::Result<()> {
     Ok(())
 }
 
+/// Until a build over each project's own address is in its step, so that the first kill finds them there.
+pub(crate) async fn under_way(world: &World) {
+    let start = Instant::now();
+    while !OWN.iter().all(|repo| is_in_its_step(world, repo)) && start.elapsed() < PATIENCE {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn is_in_its_step(world: &World, repo: &str) -> bool {
+    fs::read_to_string(world.log(&client(repo))).unwrap_or_default().contains(" tick 0 ")
+}
+
 /// At the end, when kilnd stays up.
 pub(crate) async fn check_caches(world: &World) {
     for repo in ALL {
@@ -233,7 +245,7 @@ async fn one_over_its_own_address(
         }
         if leased {
             renew(world, lease).await;
-        } else if !released && fs::read_to_string(world.log(&name)).unwrap_or_default().contains(" tick 0 ") {
+        } else if !released && is_in_its_step(world, &lease.repo) {
             complete(world, lease).await;
             released = true;
         } else if !released {

@@ -138,6 +138,7 @@ async fn run(arguments: Arguments) -> std::io::Result<bool> {
     removals::spawn(&world, &chance, &mut load);
     let watcher = tokio::spawn(watch::until_the_end(Arc::clone(&world)));
 
+    builds::under_way(&world).await;
     let mut moments = chance.part("kills");
     for number in 1..=kills {
         // While it starts, or while it works.

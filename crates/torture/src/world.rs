@@ -130,9 +130,13 @@ impl World {
 
     // === What was seen
 
+    /// Told of once, however often it is seen.
     pub(crate) fn violation(&self, text: String) {
-        eprintln!("torture: BROKEN: {text}");
-        self.violations.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+        let mut violations = self.violations.lock().unwrap_or_else(PoisonError::into_inner);
+        if !violations.contains(&text) {
+            eprintln!("torture: BROKEN: {text}");
+            violations.push(text);
+        }
     }
 
     pub(crate) fn count(&self, what: &'static str) {
