@@ -66,7 +66,8 @@ impl Life {
     /// What kilnd itself says of each project that has a worker.
     async fn explanations(&self) -> String {
         let mut all = String::new();
-        for project in 0..self.sim.world().specs.len() {
+        let count = self.sim.world().specs.len();
+        for project in 0..count {
             let asked = tokio::time::timeout(Duration::from_secs(20), self.projects.why(&self.key(project))).await;
             if let Ok(Ok((explanation, _))) = asked {
                 let _ = write!(all, "; {project} is {}: {}", explanation.headline, explanation.because.join(", "));
@@ -100,7 +101,12 @@ impl Life {
             let routed = match answer {
                 Ok(routed) => routed,
                 Err(error) => {
-                    life.ended(request, Ending::Bad(error.to_string()));
+                    let text = error.to_string();
+                    let for_want_of_a_place = text.contains("daemons are up, and no more may be");
+                    life.ended(request, Ending::Bad(text));
+                    if for_want_of_a_place {
+                        return None;
+                    }
                     let why = format!("after the faults a route to {project} failed: {error}");
                     life.record(Fact::Wrong { invariant: "K10", why });
                     return None;
@@ -129,7 +135,8 @@ impl Life {
     /// Nothing is left to do: or what is.
     async fn at_rest(&self) -> Result<(), String> {
         let queue = self.projects.queue();
-        if queue.starting + queue.queued > 0 {
+        let places = self.sim.world().profile.admission.running;
+        if queue.starting + queue.queued > 0 && queue.running < places {
             return Err(format!("{queue:?} at the door for starts"));
         }
         let leases = self.store.all_leases().await.map_err(|error| error.to_string())?;
@@ -137,6 +144,8 @@ impl Life {
             return Err(format!("a lease of {} is still there: {lease:?}", self.sim.world().project(key)));
         }
         let records = self.store.projects().await.map_err(|error| error.to_string())?;
+        // Where more are hot than may run, some have to wait.
+        let crowded = records.iter().filter(|record| record.settings.tier == Some(Tier::Hot)).count() >= places;
         let (mut hot, mut up) = (0, 0);
         for record in &records {
             let project = self.sim.world().project(&record.key);
@@ -150,8 +159,8 @@ impl Life {
             hot += usize::from(is_hot);
             up += usize::from(runs);
             match (is_hot, runs) {
-                (true, _) if !answers => return Err(format!("the hot project {project} is not up: {}", record.phase)),
-                (true, _) if !current => return Err(format!("the hot project {project} was not rolled")),
+                (true, _) if !answers && !crowded => return Err(format!("the hot project {project} is not up: {}", record.phase)),
+                (true, _) if !current && !crowded => return Err(format!("the hot project {project} was not rolled")),
                 (false, true) => return Err(format!("the idle project {project} is still up: {}", record.phase)),
                 _ => {}
             }
@@ -164,7 +173,7 @@ impl Life {
             return Err(format!("{} daemons are counted, and {up} run", queue.running));
         }
         let workers = self.projects.workers();
-        if workers > hot {
+        if workers > hot && !crowded {
             return Err(format!("{workers} workers live, for {hot} hot projects"));
         }
         Ok(())

@@ -51,11 +51,13 @@ impl Worker {
             Message::Renew { token, reply } => drop(reply.send(self.renew(&token))),
             Message::Complete { token, why, reply } => {
                 let released = self.complete(&token, why);
-                match reply {
-                    Some(reply) => drop(reply.send(released)),
-                    // Nobody would try again if it could not be written.
-                    None if released.is_some() => self.forget_on_disk(vec![token]),
-                    None => {}
+                let unheard = match reply {
+                    Some(reply) => reply.send(released).err().flatten(),
+                    None => released,
+                };
+                // Nobody else would try again if it could not be written.
+                if unheard.is_some() {
+                    self.forget_on_disk(vec![token]);
                 }
             }
             Message::CompleteOldest { reply } => {

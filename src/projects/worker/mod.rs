@@ -82,6 +82,8 @@ pub(super) struct Worker {
     look_again: Option<Timestamp>,
     /// Both clocks at the last look at them.
     clocks: (Timestamp, Instant),
+    /// The store has its record as it is.
+    saved: bool,
     /// Its record is gone from the store.
     removed: bool,
 }
@@ -121,12 +123,15 @@ impl Worker {
             standing: Standing::Down,
             in_flight: None,
             look_again: None,
+            saved: true,
             removed: false,
         }
     }
 
     /// Runs until the project is quiet.
     pub(super) async fn work(mut self) {
+        // The clock may have gone back while Kiln was not there.
+        self.leave_the_future(self.now());
         loop {
             if self.in_flight.is_none() {
                 self.decide().await;
@@ -174,8 +179,19 @@ impl Worker {
         let expected = self.clocks.0.plus(steady.duration_since(self.clocks.1));
         if wall.since(expected).max(expected.since(wall)) > A_JUMP {
             (self.health, self.counted) = (Health::default(), None);
+            self.leave_the_future(wall);
         }
         self.clocks = (wall, steady);
+    }
+
+    /// After a clock that went back: what seems to be still to come was now. Else a window would stay open, and a pause
+    /// last, until the clock is there again.
+    fn leave_the_future(&mut self, now: Timestamp) {
+        self.record.last_activity = self.record.last_activity.min(now);
+        self.setbacks.clamp_to(now);
+        if let Some((_, at)) = &mut self.observed {
+            *at = (*at).min(now);
+        }
     }
 
     fn seen(&self) -> Option<&Observed> {
@@ -373,7 +389,7 @@ impl Worker {
         }
         self.show(&phase, reason.to_string(), step);
         let asks = step.is_none_or(Step::only_asks);
-        if phase == self.record.phase && asks {
+        if phase == self.record.phase && asks && self.saved {
             return true;
         }
         let text = match step {
@@ -405,14 +421,15 @@ impl Worker {
         self.desk.status.send_replace(status);
     }
 
-    /// Takes note of a phase, in memory and on disk. What cannot be written now is written with the next change.
+    /// Takes note of a phase, in memory and on disk. What cannot be written now is written with the next decision.
     async fn enter(&mut self, phase: Phase, event: NewEvent) -> bool {
         self.record.phase = phase;
         let saved = self.shared.store.save_project(&self.record, Some(event)).await;
         if let Err(error) = &saved {
             tracing::error!(key = %self.key, %error, "cannot record a phase");
         }
-        saved.is_ok()
+        self.saved = saved.is_ok();
+        self.saved
     }
 
     /// The last of a removal: nothing of it is on the host any more.

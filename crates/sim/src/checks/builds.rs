@@ -184,13 +184,15 @@ impl Check for NoBuildIsCut {
         match &entry.fact {
             Fact::KilndDied => self.kilnd_died(),
             Fact::DatabaseLost => self.leases.clear(),
-            Fact::ClockJumped { .. } => {
+            Fact::ClockJumped { by } => {
+                // Whatever was over once stays over.
+                self.leases.retain(|_, held| !held.lease.is_expired(entry.wall));
                 for held in self.leases.values_mut() {
-                    // Whatever was over once stays over.
-                    if held.lease.is_expired(entry.wall) {
-                        held.lease.expires = held.lease.created;
-                    }
                     held.lease.clamp_to(entry.wall, &POLICY.lease);
+                }
+                // The silences that kilnd has counted end here, and begin anew.
+                if by.unsigned_abs() >= SECOND {
+                    self.daemons.values_mut().for_each(|known| known.silence = None);
                 }
             }
             Fact::Leased { lease, project, row: Some(row), .. } => {

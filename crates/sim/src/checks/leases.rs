@@ -5,14 +5,18 @@ use std::collections::BTreeMap;
 use kiln_domain::Timestamp;
 
 use super::Check;
-use crate::config::POLICY;
+use crate::config::{POLICY, SECOND};
 use crate::history::{Change, Entry, Fact, LeaseId, LeaseRow, Project, Verb};
 
 #[derive(Default)]
 pub(super) struct AnAnswerIsAPromise {
     leases: BTreeMap<LeaseId, Promise>,
     jumps_back: u32,
+    last_jump: Option<u64>,
 }
+
+/// An answer may be on its way for so long, and its lease end by a jump of the clock meanwhile.
+const ON_ITS_WAY: u64 = 90 * SECOND;
 
 struct Promise {
     row: LeaseRow,
@@ -20,14 +24,24 @@ struct Promise {
     ends: Timestamp,
     /// It may be gone: it was over for a moment, or its project was to be removed.
     unsure: bool,
-    release: Option<Change>,
+    release: Release,
     renewal: Option<(Timestamp, u32)>,
+}
+
+/// How far its client has come with releasing it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Release {
+    Not,
+    First,
+    /// How an earlier try came out is not known.
+    Again,
+    Done,
 }
 
 impl Promise {
     /// Whether it must be there.
     fn holds(&self, now: Timestamp) -> bool {
-        !self.unsure && self.release.is_none() && now < self.ends
+        !self.unsure && self.release == Release::Not && now < self.ends
     }
 }
 
@@ -35,7 +49,8 @@ impl AnAnswerIsAPromise {
     fn leased(&mut self, entry: &Entry, lease: LeaseId, project: Project, row: Option<LeaseRow>) -> Result<(), String> {
         let known = self.leases.get(&lease);
         let Some(row) = row else {
-            let may = known.is_some_and(|promise| !promise.holds(entry.wall));
+            let jumped = self.last_jump.is_some_and(|at| entry.at - at < ON_ITS_WAY);
+            let may = jumped || known.is_some_and(|promise| !promise.holds(entry.wall));
             return if may { Ok(()) } else { Err(format!("{project} was answered lease {lease}, which is not on the disk")) };
         };
         if row.project != project {
@@ -44,7 +59,7 @@ impl AnAnswerIsAPromise {
         if let Some(promise) = known {
             return promise.same(&row);
         }
-        let promise = Promise { row, ends: row.expires, unsure: false, release: None, renewal: None };
+        let promise = Promise { row, ends: row.expires, unsure: false, release: Release::Not, renewal: None };
         self.leases.insert(lease, promise);
         Ok(())
     }
@@ -56,7 +71,7 @@ impl AnAnswerIsAPromise {
                 None if promise.holds(entry.wall) => {
                     return Err(format!("{}'s lease {lease} did not survive the restart", promise.row.project));
                 }
-                Some(_) if promise.release == Some(Change::Done) => {
+                Some(_) if promise.release == Release::Done => {
                     return Err(format!("{}'s lease {lease} was released and is there again", promise.row.project));
                 }
                 Some(row) => promise.same(row)?,
@@ -69,24 +84,16 @@ impl AnAnswerIsAPromise {
     fn released(&mut self, entry: &Entry, lease: LeaseId, change: Change) -> Result<(), String> {
         let Some(promise) = self.leases.get_mut(&lease) else { return Ok(()) };
         let project = promise.row.project;
-        match change {
-            Change::Done if promise.release == Some(Change::Done) => {
-                return Err(format!("{project}'s lease {lease} was released twice"));
-            }
-            // Its first release was begun with this very entry's predecessor.
-            Change::Nothing if promise.release == Some(Change::Begun) && !promise.unsure && entry.wall < promise.ends => {
+        match (change, promise.release) {
+            (Change::Begun, Release::Not) => promise.release = Release::First,
+            (Change::Begun, Release::First) => promise.release = Release::Again,
+            (Change::Done, Release::Done) => return Err(format!("{project}'s lease {lease} was released twice")),
+            (Change::Done, _) => promise.release = Release::Done,
+            (Change::Nothing, Release::First) if !promise.unsure && entry.wall < promise.ends => {
                 return Err(format!("{project}'s lease {lease} was not known when it was to be released"));
             }
             _ => {}
         }
-        let before = promise.release;
-        promise.release = match (before, change) {
-            (Some(Change::Done), _) => before,
-            // A second try: how the first came out is not known.
-            (Some(Change::Begun | Change::Failed | Change::Nothing), Change::Begun) => Some(Change::Nothing),
-            (Some(Change::Nothing), Change::Failed) => before,
-            _ => Some(change),
-        };
         Ok(())
     }
 
@@ -135,6 +142,7 @@ impl Check for AnAnswerIsAPromise {
             Fact::DatabaseLost => self.leases.clear(),
             Fact::ClockJumped { by } => {
                 self.jumps_back += u32::from(*by < 0);
+                self.last_jump = Some(entry.at);
                 for promise in self.leases.values_mut() {
                     promise.unsure |= entry.wall >= promise.ends;
                     promise.ends = promise.ends.min(entry.wall.plus(POLICY.lease.max_build_age));

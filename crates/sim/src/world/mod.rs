@@ -239,13 +239,18 @@ impl World {
         self.life
     }
 
+    /// The end of a life: from here on, time stands still for what is left of it.
+    pub(crate) fn freeze(&mut self) {
+        self.base = self.now();
+        self.lives_since = None;
+        self.alive = false;
+    }
+
     fn die(&mut self) {
         if !self.alive {
             return;
         }
-        self.base = self.now();
-        self.lives_since = None;
-        self.alive = false;
+        self.freeze();
         self.events = None;
         self.saved = self.disk.take().and_then(|disk| disk.crash());
         self.record(Fact::KilndDied);
