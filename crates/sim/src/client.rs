@@ -67,13 +67,10 @@ impl Life {
             () = bored => None,
         };
         self.go_on().await;
-        match answer {
-            Some(answer) => Some((request, answer)),
-            None => {
-                self.record(Fact::HungUp { request });
-                None
-            }
+        if answer.is_none() {
+            self.record(Fact::HungUp { request });
         }
+        answer.map(|answer| (request, answer))
     }
 
     pub(crate) fn ended(&self, request: Request, ending: Ending) {

@@ -38,7 +38,10 @@ pub(crate) fn live(sim: &Sim, pki: &Pki) -> Result<bool, String> {
         tokio::select! {
             biased;
             () = sim.died() => Ok(false),
-            outcome = life.run() => outcome.map(|()| true),
+            outcome = life.run() => {
+                sim.world().freeze();
+                outcome.map(|()| true)
+            }
         }
     });
     drop(runtime);
@@ -85,6 +88,9 @@ impl Life {
         {
             let mut world = self.sim.world();
             let projects = known.iter().map(|record| world.project(&record.key)).collect();
+            for record in &known {
+                world.numbered(record);
+            }
             world.record(Fact::KilndReady { projects });
         }
         let holders: Vec<_> = self.sim.world().holders.values().cloned().collect();

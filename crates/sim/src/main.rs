@@ -105,7 +105,7 @@ fn main() -> ExitCode {
 fn play_all(stage: &Stage, args: &Args, first: u64, count: u64, mut see: impl FnMut(&Outcome) -> bool) {
     let threads = args.threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
     let next = AtomicU64::new(first);
-    let (outcomes, seen) = mpsc::channel();
+    let (outcomes, played) = mpsc::channel();
     std::thread::scope(|scope| {
         for _ in 0..threads.min(count as usize).max(1) {
             let (outcomes, next) = (outcomes.clone(), &next);
@@ -119,7 +119,7 @@ fn play_all(stage: &Stage, args: &Args, first: u64, count: u64, mut see: impl Fn
             });
         }
         drop(outcomes);
-        for outcome in seen {
+        for outcome in played {
             if see(&outcome) {
                 next.store(first + count, Ordering::Relaxed);
             }

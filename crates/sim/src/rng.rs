@@ -1,6 +1,6 @@
 //! The one source of chance in a schedule.
 
-/// SplitMix64 (Steele, Lea, Flood 2014): a word of state, and equal seeds give equal runs on every machine.
+/// `SplitMix64` (Steele, Lea, Flood 2014): a word of state, and equal seeds give equal runs on every machine.
 #[derive(Debug, Clone)]
 pub(crate) struct Rng(u64);
 

@@ -473,7 +473,7 @@ impl World {
 
     fn jump(&mut self) {
         let spans = [SECOND, 20 * SECOND, 2 * MINUTE, 15 * MINUTE, 60 * MINUTE, 30 * 24 * 60 * MINUTE];
-        let span = self.rng.pick(&spans).unwrap_or(SECOND) as i64;
+        let span = self.rng.pick(&spans).unwrap_or(SECOND).cast_signed();
         let by = if self.rng.chance(500) { span } else { -span };
         self.fault(if by > 0 { "clock jumped forward" } else { "clock jumped back" });
         self.record(Fact::ClockJumped { by: 0 });

@@ -294,6 +294,7 @@ impl Worker {
         let elapsed = i64::try_from(instant.duration_since(self.anchor.1).as_millis()).unwrap_or(i64::MAX);
         let leap = now.as_millis().saturating_sub(self.anchor.0.as_millis().saturating_add(elapsed));
         self.anchor = (now, instant);
+        self.setbacks.clamp_to(now);
         if leap.unsigned_abs() < LEAP_MILLIS {
             return;
         }
@@ -489,6 +490,10 @@ impl Worker {
         // Neither a start whose number could be given out twice nor a removal that nobody would remember.
         let must_be_recorded = starts || (phase == Phase::Removing && self.record.phase != Phase::Removing);
         let before = (self.record.phase.clone(), self.record.incarnation.clone());
+        if step == Some(Step::StartInstance) {
+            // The new number is not that of the run before, which has ended.
+            self.record.incarnation = None;
+        }
         if let (Some(Step::AdoptInstance), Some(Observed { instance: InstanceSeen::Running { incarnation, .. }, .. })) =
             (step, self.seen())
         {

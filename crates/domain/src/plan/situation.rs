@@ -289,6 +289,11 @@ impl Setbacks {
         Duration::from_secs(1 << doublings).min(Self::LONGEST_PAUSE)
     }
 
+    /// After a clock that went back: a setback from the future is one of now.
+    pub fn clamp_to(&mut self, now: Timestamp) {
+        self.last = self.last.map(|last| last.min(now));
+    }
+
     /// `None` when it is over. Until then only somebody who waits is worth another try.
     pub fn pause_ends(self, now: Timestamp) -> Option<Timestamp> {
         // From one pause after now on it can only be a clock that went back.

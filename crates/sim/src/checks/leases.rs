@@ -94,10 +94,9 @@ impl AnAnswerIsAPromise {
         }
         let before = promise.release;
         promise.release = match (before, change) {
-            (Some(Change::Done), _) => before,
+            (Some(Change::Done), _) | (Some(Change::Nothing), Change::Failed) => before,
             // A second try: how the first came out is not known.
             (Some(Change::Begun | Change::Failed | Change::Nothing), Change::Begun) => Some(Change::Nothing),
-            (Some(Change::Nothing), Change::Failed) => before,
             _ => Some(change),
         };
         Ok(())

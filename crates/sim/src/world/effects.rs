@@ -128,19 +128,18 @@ impl ModelHost {
             self.sim.changed(500).await;
         }
     }
-
-    /// What the daemon of an adopted run is called from now on.
-    fn adopted(&self, record: &ProjectRecord) {
-        let mut world = self.sim.world();
-        let project = world.project(&record.key);
-        let run = record.incarnation.as_deref().and_then(|run| run.strip_prefix("run-")?.parse().ok());
-        if let Some(incarnation) = run {
-            world.record(Fact::Numbered { project, generation: record.generation.get(), incarnation });
-        }
-    }
 }
 
 impl World {
+    /// What the run that a record speaks of is called from now on.
+    pub(crate) fn numbered(&mut self, record: &ProjectRecord) {
+        let project = self.project(&record.key);
+        let run = record.incarnation.as_deref().and_then(|run| run.strip_prefix("run-")?.parse().ok());
+        if let Some(incarnation) = run {
+            self.record(Fact::Numbered { project, generation: record.generation.get(), incarnation });
+        }
+    }
+
     /// Takes note of a question to a daemon, and answers for it.
     fn questioned(
         &mut self,
@@ -254,7 +253,7 @@ impl Effects for ModelHost {
         match step {
             Step::AdoptInstance => {
                 // Nothing is done to the host, so nothing can fail.
-                self.adopted(record);
+                self.sim.world().numbered(record);
                 self.pass(false).await?;
                 Ok(Done::Plain)
             }

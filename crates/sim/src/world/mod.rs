@@ -126,7 +126,7 @@ pub(crate) enum Due {
     BuildEnds(u32),
     Serves { project: Project, incarnation: u64 },
     DrainEnds { project: Project, incarnation: u64 },
-    Late(Late),
+    Late(Box<Late>),
     Event(InstanceEvent),
     Recovers { project: Project, incarnation: u64 },
     DiskHasRoom,
@@ -239,13 +239,18 @@ impl World {
         self.life
     }
 
+    /// The end of a life: from here on, time stands still for what is left of it.
+    pub(crate) fn freeze(&mut self) {
+        self.base = self.now();
+        self.lives_since = None;
+        self.alive = false;
+    }
+
     fn die(&mut self) {
         if !self.alive {
             return;
         }
-        self.base = self.now();
-        self.lives_since = None;
-        self.alive = false;
+        self.freeze();
         self.events = None;
         self.saved = self.disk.take().and_then(|disk| disk.crash());
         self.record(Fact::KilndDied);
@@ -288,7 +293,7 @@ impl World {
             Due::BuildEnds(build) => self.build_is_due(build),
             Due::Serves { project, incarnation } => self.serves(project, incarnation),
             Due::DrainEnds { project, incarnation } => self.drained(project, incarnation),
-            Due::Late(late) => self.finish_late(late),
+            Due::Late(late) => self.finish_late(*late),
             Due::Event(event) => self.deliver(&event),
             Due::Recovers { project, incarnation } => self.recovers(project, incarnation),
             Due::DiskHasRoom => {

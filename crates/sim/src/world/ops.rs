@@ -215,7 +215,7 @@ impl World {
             }
             _ => {
                 self.fault("operation done late");
-                self.later(late, Due::Late(Late(op)));
+                self.later(late, Due::Late(Box::new(Late(op))));
             }
         }
     }
@@ -254,11 +254,7 @@ impl World {
                     instance.half_made = true;
                 }
             }
-            Step::StartInstance => {
-                if self.apply(op).is_ok() {
-                    self.dies(key);
-                }
-            }
+            Step::StartInstance if self.apply(op).is_ok() => self.dies(key),
             Step::WriteFiles => drop(self.host.files.remove(key)),
             Step::StopInstance(_) => drop(self.apply(op)),
             _ => {}
