@@ -103,6 +103,9 @@ impl Life {
                 Ok(routed) => routed,
                 Err(error) => {
                     life.ended(request, Ending::Bad(error.to_string()));
+                    if error.to_string().contains("no more may be") && life.all_places_are_hot().await {
+                        return None;
+                    }
                     let why = format!("after the faults a route to {project} failed: {error}");
                     life.record(Fact::Wrong { invariant: "K10", why });
                     return None;
@@ -126,6 +129,13 @@ impl Life {
             let why = format!("after the faults a route to {project} did not end");
             self.record(Fact::Wrong { invariant: "K10", why });
         }
+    }
+
+    /// As many hot projects as daemons may be up leave no place for another's build: that is how an admin wanted it.
+    async fn all_places_are_hot(&self) -> bool {
+        let records = self.store.projects().await.unwrap_or_default();
+        let hot = records.iter().filter(|record| record.settings.tier == Some(Tier::Hot)).count();
+        self.projects.queue().running <= hot
     }
 
     /// Nothing is left to do: or what is.
