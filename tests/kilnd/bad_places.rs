@@ -174,7 +174,8 @@ fn the_state_directory_has_become_full() {
 fn a_port_is_taken() {
     let stage = Stage::new("");
     for (address, key) in [(stage.gateway, "gateway.listen"), (stage.api, "api.listen")] {
-        let _taken = TcpListener::bind(address).expect("bound");
+        // If somebody else was quicker, it is taken just as well.
+        let _taken = TcpListener::bind(address);
         stage.fails().says(1, &[&address.to_string(), key, "another port", "in use"]);
         assert!(stage.listing().is_empty(), "{:?}", stage.listing().keys());
     }

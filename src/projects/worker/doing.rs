@@ -161,6 +161,10 @@ impl Worker {
 
     fn note_probe(&mut self, probed: Probed) {
         self.run.health.note(self.now(), probed, &self.shared.policy.health);
+        if !probed.answered && probed.cpu.is_none() {
+            // It may not be there any more, and nobody have told: events are hints.
+            self.something_happened(Occasion::Event);
+        }
         if probed.answered {
             (self.run.served, self.run.unborn) = (true, false);
             self.run.gave_up_on = None;

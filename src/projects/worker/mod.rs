@@ -613,6 +613,7 @@ impl Worker {
             && self.observed.is_some()
             && self.look.is_none()
             && self.place == Place::Unasked
+            && !self.seen().is_some_and(|seen| seen.instance.is_running())
             && self.save_again.is_none()
             && self.waiters.is_empty()
             && self.stoppers.is_empty()
