@@ -295,6 +295,7 @@ impl Worker {
         let leap = now.as_millis().saturating_sub(self.anchor.0.as_millis().saturating_add(elapsed));
         self.anchor = (now, instant);
         self.setbacks.clamp_to(now);
+        self.save_again = self.save_again.map(|at| at.min(now.plus(SAVE_AGAIN)));
         if leap.unsigned_abs() < LEAP_MILLIS {
             return;
         }
