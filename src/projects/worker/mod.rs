@@ -424,8 +424,13 @@ impl Worker {
     fn routable(&self) -> Option<Warm> {
         let undisturbed = self.in_flight.as_ref().is_none_or(InFlight::lets_builds_through);
         let undisturbed = undisturbed && self.look != Some(Occasion::Event);
-        let serving =
-            matches!(self.seen(), Some(Observed { instance: InstanceSeen::Running { serving: true, .. }, .. }));
+        // Its number is that of the run which was recorded with it, and no other's.
+        let serving = match self.seen().map(|seen| &seen.instance) {
+            Some(InstanceSeen::Running { serving, incarnation, .. }) => {
+                *serving && self.record.incarnation.as_ref() == Some(incarnation)
+            }
+            _ => false,
+        };
         let warm = self.record.phase == Phase::Warm && undisturbed && serving;
         warm.then_some(Warm { address: self.record.address, generation: self.record.generation })
     }
