@@ -19,8 +19,10 @@
 //! | `inbox.rs` | what a worker does with each message |
 //! | `doing.rs` | looks and steps as tasks, and what their outcomes change |
 //! | `answers.rs` | leases, grants and refusals |
+//! | `clock.rs` | the worker's own time |
 
 mod answers;
+mod clock;
 mod doing;
 mod inbox;
 
@@ -53,9 +55,6 @@ const LOOK_FOR_OURS: Duration = Duration::from_mins(1);
 
 /// Between two tries to write a record to a disk that does not let itself be written to.
 const SAVE_AGAIN: Duration = Duration::from_secs(10);
-
-/// A wall clock may drift this far from the other between two decisions without having leapt.
-const LEAP_MILLIS: u64 = 5000;
 
 type StopReply = oneshot::Sender<Result<(), StopRefusal>>;
 
@@ -90,7 +89,7 @@ pub(super) struct Worker {
     look_again: Option<Timestamp>,
     /// When to try again to write the record.
     save_again: Option<Timestamp>,
-    /// One moment on both clocks, to notice when the wall clock leaps.
+    /// One moment on both clocks: what its time is counted from, until it follows the wall clock again.
     anchor: (Timestamp, Instant),
     /// Its record is gone from the store.
     removed: bool,
@@ -205,10 +204,6 @@ impl Worker {
         self.refuse_all(&Refusal { kind: RefusalKind::NotNow, text });
     }
 
-    fn now(&self) -> Timestamp {
-        self.shared.clock.now()
-    }
-
     fn seen(&self) -> Option<&Observed> {
         self.observed.as_ref().map(|(seen, _)| seen)
     }
@@ -239,6 +234,7 @@ impl Worker {
             let Some(Plan { phase, step, reason, look_again }) = self.with_situation(plan) else { return };
             if reason == Reason::NeedsPlace {
                 self.place = self.ask_for_place().await;
+                self.follow_the_clock();
                 self.queued_since = Some(Instant::now());
                 continue;
             }
@@ -252,6 +248,8 @@ impl Worker {
             self.look_again = next.chain(self.save_again).min();
             self.explain_to_askers();
             let recorded = self.record_phase(phase, step, &reason).await;
+            // A disk takes its time, and whoever is answered now is not to have a lease of before the leap.
+            self.follow_the_clock();
             stopped.answer();
             if !recorded {
                 return self.leave_queue();
@@ -285,32 +283,6 @@ impl Worker {
         if self.record.phase != Phase::Removing {
             self.stoppers.retain(|(_, stopper)| !stopper.is_closed());
         }
-    }
-
-    /// A wall clock that leaps makes nothing older or younger: what is remembered leaps along. On the disk it stays as it
-    /// was written; a restart takes the clock as it finds it.
-    fn follow_the_clock(&mut self) {
-        let (now, instant) = (self.now(), Instant::now());
-        let elapsed = i64::try_from(instant.duration_since(self.anchor.1).as_millis()).unwrap_or(i64::MAX);
-        let leap = now.as_millis().saturating_sub(self.anchor.0.as_millis().saturating_add(elapsed));
-        self.anchor = (now, instant);
-        self.setbacks.clamp_to(now);
-        self.save_again = self.save_again.map(|at| at.min(now.plus(SAVE_AGAIN)));
-        if leap.unsigned_abs() < LEAP_MILLIS {
-            return;
-        }
-        tracing::warn!(key = %self.key, leap_ms = leap, "the clock has leapt; nothing is taken to be older or younger for it");
-        for lease in &mut self.leases {
-            lease.shift(leap);
-        }
-        self.record.last_activity = self.record.last_activity.shifted(leap);
-        self.record.builds.shift(leap);
-        self.run.health.shift(leap);
-        self.setbacks.last = self.setbacks.last.map(|last| last.shifted(leap));
-        if let Some((_, at)) = &mut self.observed {
-            *at = at.shifted(leap);
-        }
-        self.run.counted = None;
     }
 
     fn note_fault(&self, reason: &Reason) {
