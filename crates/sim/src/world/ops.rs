@@ -109,11 +109,12 @@ impl Sim {
         self.take_turn(&key).await;
         let mut flight = Flight { sim: self.clone(), key: key.clone(), op: Some(op) };
         let (fate, before, after) = self.world().fate_of(&key, step);
-        if fate == Fate::CrashBefore {
-            self.crash().await;
-        }
+        // Also if kilnd dies now: what it has asked for may be done without it.
         if let (Step::StopInstance(how), Some(op)) = (step, &flight.op) {
             self.world().stop_begins(op, how);
+        }
+        if fate == Fate::CrashBefore {
+            self.crash().await;
         }
         sleep(Duration::from_millis(before)).await;
         self.alive(life).await;
