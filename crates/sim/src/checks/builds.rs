@@ -9,12 +9,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use kiln_domain::{Lease, TokenHash};
 
 use super::Check;
+use super::steady::{Births, Steady};
 use crate::config::{POLICY, SECOND};
 use crate::history::{Change, Entry, Fact, Incarnation, LeaseId, LeaseRow, Project, Request, Verb};
 
 #[derive(Default)]
 pub(super) struct NoBuildIsCut {
-    leases: BTreeMap<LeaseId, Held>,
+    /// `None`: it was released.
+    leases: BTreeMap<LeaseId, Option<Held>>,
+    births: Births,
     connections: BTreeMap<u32, Project>,
     builds: BTreeMap<u32, Build>,
     daemons: BTreeMap<Incarnation, Known>,
@@ -29,8 +32,9 @@ pub(super) struct NoBuildIsCut {
 struct Held {
     project: Project,
     lease: Lease,
-    born: u64,
-    renewed: u64,
+    steady: Steady,
+    /// When its renewal was asked for.
+    renewing: u64,
 }
 
 struct Build {
@@ -105,17 +109,14 @@ impl Known {
 impl NoBuildIsCut {
     fn live_lease(&self, entry: &Entry, project: Project) -> Option<LeaseId> {
         let connected = self.is_connected(project);
-        // Both by the wall clock and by one that does not jump: a start of kilnd takes the clock as it finds it, and while it
-        // runs, a jump makes nothing older.
-        let steady = |held: &Held| {
-            let grace = POLICY.lease.grace.as_millis() as u64;
-            let end = POLICY.lease.max_build_age.as_millis() as u64;
-            entry.at - held.born < end && (connected || entry.at - held.renewed < grace)
+        // Both by the wall clock and by one that does not leap: a start of kilnd takes the clock as it finds it, and while it
+        // runs, a leap makes nothing older.
+        let alive = |held: &Held| {
+            held.project == project
+                && held.steady.is_alive(entry.at, connected)
+                && held.lease.is_alive(entry.wall, connected, &POLICY.lease)
         };
-        let alive = |held: &&Held| {
-            held.project == project && steady(held) && held.lease.is_alive(entry.wall, connected, &POLICY.lease)
-        };
-        self.leases.iter().find(|(_, held)| alive(held)).map(|(id, _)| *id)
+        self.leases.iter().find(|(_, held)| held.as_ref().is_some_and(alive)).map(|(id, _)| *id)
     }
 
     fn is_connected(&self, project: Project) -> bool {
@@ -215,11 +216,20 @@ impl Check for NoBuildIsCut {
     }
 
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
+        self.births.see(entry);
         match &entry.fact {
+            Fact::KilndStarted { leases, .. } => {
+                for row in leases {
+                    if let Some(Some(held)) = self.leases.get_mut(&row.lease) {
+                        held.steady.read(entry, row);
+                    }
+                }
+            }
             Fact::KilndDied => self.kilnd_died(),
             Fact::DatabaseLost => self.leases.clear(),
-            Fact::ClockJumped { .. } => {
-                for held in self.leases.values_mut() {
+            Fact::ClockJumped { by } => {
+                for held in self.leases.values_mut().flatten() {
+                    held.steady.jumped(*by);
                     // Whatever was over once stays over.
                     if held.lease.is_expired(entry.wall) {
                         held.lease.expires = held.lease.created;
@@ -227,19 +237,26 @@ impl Check for NoBuildIsCut {
                     held.lease.clamp_to(entry.wall, &POLICY.lease);
                 }
             }
-            Fact::Leased { lease, project, row: Some(row), .. } => {
-                let mut held = Held { project: *project, lease: lease_of(row), born: entry.at, renewed: entry.at };
+            Fact::Leased { request, lease, project, row: Some(row), .. } => {
+                let steady = Steady::born(self.births.of(entry, *request, row));
+                let mut held = Held { project: *project, lease: lease_of(row), steady, renewing: entry.at };
                 // The disk knows nothing of clocks that went back.
                 held.lease.clamp_to(entry.wall, &POLICY.lease);
-                self.leases.insert(*lease, held);
+                self.leases.entry(*lease).or_insert(Some(held));
             }
-            Fact::Renewed { lease, change: Change::Done, row: Some(row) } => {
-                if let Some(held) = self.leases.get_mut(lease) {
-                    held.lease.renewed = row.renewed.min(entry.wall);
-                    held.renewed = entry.at;
+            Fact::Renewed { lease, change, row } => {
+                if let Some(Some(held)) = self.leases.get_mut(lease) {
+                    match (change, row) {
+                        (Change::Begun, _) => held.renewing = entry.at,
+                        (Change::Done, Some(row)) => {
+                            held.lease.renewed = row.renewed.min(entry.wall);
+                            held.steady.renewed(held.renewing);
+                        }
+                        _ => {}
+                    }
                 }
             }
-            Fact::Released { lease, .. } => drop(self.leases.remove(lease)),
+            Fact::Released { lease, .. } => drop(self.leases.insert(*lease, None)),
             Fact::Opened { connection, project } => drop(self.connections.insert(*connection, *project)),
             Fact::Closed { connection, .. } => drop(self.connections.remove(connection)),
             Fact::BuildBegan { build, incarnation, .. } => {

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use kiln_domain::Timestamp;
 
 use super::Check;
+use super::steady::{Births, Steady};
 use crate::config::POLICY;
-use crate::history::{Change, Entry, Fact, LeaseId, LeaseRow, Project, Verb};
+use crate::history::{Change, Entry, Fact, LeaseId, LeaseRow, Project, Request, Verb};
 
 #[derive(Default)]
 pub(super) struct AnAnswerIsAPromise {
     leases: BTreeMap<LeaseId, Promise>,
+    births: Births,
     jumps_back: u32,
 }
 
@@ -18,8 +20,8 @@ struct Promise {
     row: LeaseRow,
     /// When it is over, at the earliest.
     ends: Timestamp,
-    /// On a clock that does not jump.
-    born: u64,
+    /// The same on a clock that does not leap.
+    steady: Steady,
     /// It may be gone: it was over for a moment, or its project was to be removed.
     unsure: bool,
     release: Option<Change>,
@@ -35,13 +37,18 @@ impl Promise {
     /// By the wall clock, or by one that does not jump: kilnd takes the first as it finds it when it starts, and follows the
     /// second while it runs.
     fn is_over(&self, entry: &Entry) -> bool {
-        let steady = POLICY.lease.max_build_age.as_millis() as u64;
-        entry.wall >= self.ends || entry.at.saturating_sub(self.born) >= steady
+        entry.wall >= self.ends || self.steady.is_over(entry.at)
     }
 }
 
 impl AnAnswerIsAPromise {
-    fn leased(&mut self, entry: &Entry, lease: LeaseId, project: Project, row: Option<LeaseRow>) -> Result<(), String> {
+    fn leased(
+        &mut self,
+        entry: &Entry,
+        request: Request,
+        (lease, project): (LeaseId, Project),
+        row: Option<LeaseRow>,
+    ) -> Result<(), String> {
         let known = self.leases.get(&lease);
         let Some(row) = row else {
             let may = known.is_some_and(|promise| !promise.holds(entry));
@@ -57,13 +64,14 @@ impl AnAnswerIsAPromise {
         if let Some(promise) = known {
             return promise.same(&row);
         }
-        let promise = Promise { row, ends: row.expires, born: entry.at, unsure: false, release: None, renewal: None };
+        let steady = Steady::born(self.births.of(entry, request, &row));
+        let promise = Promise { row, ends: row.expires, steady, unsure: false, release: None, renewal: None };
         self.leases.insert(lease, promise);
         Ok(())
     }
 
-    fn restarted(&self, entry: &Entry, rows: &[LeaseRow]) -> Result<(), String> {
-        for (lease, promise) in &self.leases {
+    fn restarted(&mut self, entry: &Entry, rows: &[LeaseRow]) -> Result<(), String> {
+        for (lease, promise) in &mut self.leases {
             let row = rows.iter().find(|row| row.lease == *lease);
             match row {
                 None if promise.holds(entry) => {
@@ -72,7 +80,10 @@ impl AnAnswerIsAPromise {
                 Some(_) if promise.release == Some(Change::Done) => {
                     return Err(format!("{}'s lease {lease} was released and is there again", promise.row.project));
                 }
-                Some(row) => promise.same(row)?,
+                Some(row) => {
+                    promise.same(row)?;
+                    promise.steady.read(entry, row);
+                }
                 None => {}
             }
         }
@@ -142,12 +153,14 @@ impl Check for AnAnswerIsAPromise {
     }
 
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
+        self.births.see(entry);
         match &entry.fact {
             Fact::KilndStarted { leases, .. } => return self.restarted(entry, leases),
             Fact::DatabaseLost => self.leases.clear(),
             Fact::ClockJumped { by } => {
                 self.jumps_back += u32::from(*by < 0);
                 for promise in self.leases.values_mut() {
+                    promise.steady.jumped(*by);
                     promise.unsure |= entry.wall >= promise.ends;
                     promise.ends = promise.ends.min(entry.wall.plus(POLICY.lease.max_build_age));
                 }
@@ -157,7 +170,9 @@ impl Check for AnAnswerIsAPromise {
                     promise.unsure = true;
                 }
             }
-            Fact::Leased { lease, project, row, .. } => return self.leased(entry, *lease, *project, *row),
+            Fact::Leased { request, lease, project, row, .. } => {
+                return self.leased(entry, *request, (*lease, *project), *row);
+            }
             Fact::Released { lease, change } => return self.released(entry, *lease, *change),
             Fact::Renewed { lease, change, row } => return self.renewed(entry, *lease, *change, *row),
             _ => {}
