@@ -78,6 +78,7 @@ pub(crate) struct World {
     pub(crate) holders: BTreeMap<LeaseId, Holder>,
     /// When the next thing happens from outside.
     pub(crate) next_action: u64,
+    pub(crate) no_crowd_until: u64,
     /// Faults of each kind, for the statistics.
     pub(crate) faults: BTreeMap<&'static str, u64>,
     /// The tail has begun: nothing goes wrong any more.
@@ -165,6 +166,7 @@ impl Sim {
             build_ids: 0,
             holders: BTreeMap::new(),
             next_action: 0,
+            no_crowd_until: 0,
             faults: BTreeMap::new(),
             quiet: false,
             asked_for_time: (0, 0),
