@@ -126,7 +126,7 @@ impl Worker {
         shared: Arc<Shared>,
         registry: Registry,
         desk: Desk,
-        record: ProjectRecord,
+        mut record: ProjectRecord,
         mut leases: Vec<Lease>,
     ) -> Self {
         let now = shared.clock.now();
@@ -134,6 +134,7 @@ impl Worker {
         for lease in &mut leases {
             lease.clamp_to(now, &shared.policy.lease);
         }
+        record.last_activity = record.last_activity.min(now);
         Self {
             key: record.key.clone(),
             settings: shared.settings(&record),

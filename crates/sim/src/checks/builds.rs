@@ -14,6 +14,10 @@ use crate::history::{Change, Entry, Fact, Incarnation, LeaseId, LeaseRow, Projec
 
 #[derive(Default)]
 pub(super) struct NoBuildIsCut {
+    /// When each request was made, by [`Self::age`]: its lease is no older.
+    asked: BTreeMap<Request, u64>,
+    /// By how much the clock has gone forward in leaps that kilnd takes for drift.
+    drift: u64,
     leases: BTreeMap<LeaseId, Held>,
     connections: BTreeMap<u32, Project>,
     builds: BTreeMap<u32, Build>,
@@ -29,8 +33,19 @@ pub(super) struct NoBuildIsCut {
 struct Held {
     project: Project,
     lease: Lease,
+    /// By [`NoBuildIsCut::age`], as the two below.
     born: u64,
     renewed: u64,
+    /// When its client began to renew it: the answer comes later.
+    renewing: u64,
+}
+
+impl Held {
+    fn new(project: Project, row: &LeaseRow, since: u64) -> Self {
+        let token = TokenHash::from_stored(String::new());
+        let lease = Lease { token, created: row.created, renewed: row.renewed, expires: row.expires };
+        Self { project, lease, born: since, renewed: since, renewing: since }
+    }
 }
 
 struct Build {
@@ -67,6 +82,9 @@ struct Stopping {
 /// "No builds" is good for the stop that follows at once; and what passes between two entries.
 const TOLD_HOLDS: u64 = 6 * SECOND;
 const PROBES: u32 = 3;
+
+/// What is less may be drift of the clock, as far as kilnd can tell (`follow_the_clock`).
+const LEAP: u64 = 5 * SECOND;
 
 impl Known {
     fn questioned(&mut self, at: u64, answered: bool, builds: Option<u32>, cpu: Option<u64>) {
@@ -110,12 +128,18 @@ impl NoBuildIsCut {
         let steady = |held: &Held| {
             let grace = POLICY.lease.grace.as_millis() as u64;
             let end = POLICY.lease.max_build_age.as_millis() as u64;
-            entry.at - held.born < end && (connected || entry.at - held.renewed < grace)
+            let age = self.age(entry);
+            age - held.born < end && (connected || age - held.renewed < grace)
         };
         let alive = |held: &&Held| {
             held.project == project && steady(held) && held.lease.is_alive(entry.wall, connected, &POLICY.lease)
         };
         self.leases.iter().find(|(_, held)| alive(held)).map(|(id, _)| *id)
+    }
+
+    /// The time by which leases grow older while kilnd runs: leaps make none older, and a little of each is drift.
+    const fn age(&self, entry: &Entry) -> u64 {
+        entry.at + self.drift
     }
 
     fn is_connected(&self, project: Project) -> bool {
@@ -204,11 +228,6 @@ impl NoBuildIsCut {
     }
 }
 
-fn lease_of(row: &LeaseRow) -> Lease {
-    let token = TokenHash::from_stored(String::new());
-    Lease { token, created: row.created, renewed: row.renewed, expires: row.expires }
-}
-
 impl Check for NoBuildIsCut {
     fn name(&self) -> &'static str {
         "K2"
@@ -218,7 +237,8 @@ impl Check for NoBuildIsCut {
         match &entry.fact {
             Fact::KilndDied => self.kilnd_died(),
             Fact::DatabaseLost => self.leases.clear(),
-            Fact::ClockJumped { .. } => {
+            Fact::ClockJumped { by } => {
+                self.drift += u64::try_from(*by).ok().filter(|by| *by < LEAP).unwrap_or(0);
                 for held in self.leases.values_mut() {
                     // Whatever was over once stays over.
                     if held.lease.is_expired(entry.wall) {
@@ -227,16 +247,22 @@ impl Check for NoBuildIsCut {
                     held.lease.clamp_to(entry.wall, &POLICY.lease);
                 }
             }
-            Fact::Leased { lease, project, row: Some(row), .. } => {
-                let mut held = Held { project: *project, lease: lease_of(row), born: entry.at, renewed: entry.at };
+            Fact::Leased { request, lease, project, row: Some(row), .. } => {
+                let since = self.asked.get(request).copied().unwrap_or(self.age(entry));
+                let held = self.leases.entry(*lease).or_insert_with(|| Held::new(*project, row, since));
                 // The disk knows nothing of clocks that went back.
                 held.lease.clamp_to(entry.wall, &POLICY.lease);
-                self.leases.insert(*lease, held);
+            }
+            Fact::Renewed { lease, change: Change::Begun, .. } => {
+                let age = self.age(entry);
+                if let Some(held) = self.leases.get_mut(lease) {
+                    held.renewing = age;
+                }
             }
             Fact::Renewed { lease, change: Change::Done, row: Some(row) } => {
                 if let Some(held) = self.leases.get_mut(lease) {
                     held.lease.renewed = row.renewed.min(entry.wall);
-                    held.renewed = entry.at;
+                    held.renewed = held.renewing;
                 }
             }
             Fact::Released { lease, .. } => drop(self.leases.remove(lease)),
@@ -251,7 +277,12 @@ impl Check for NoBuildIsCut {
             }
             Fact::Hung { incarnation, works: false, .. } => drop(self.dead.insert(*incarnation)),
             Fact::Recovered { incarnation, .. } => drop(self.dead.remove(incarnation)),
-            Fact::Asked { request, verb: Verb::Force, project } => drop(self.forcing.insert(*request, *project)),
+            Fact::Asked { request, verb, project } => {
+                self.asked.insert(*request, self.age(entry));
+                if *verb == Verb::Force {
+                    self.forcing.insert(*request, *project);
+                }
+            }
             Fact::HungUp { request } => {
                 if let Some(project) = self.forcing.remove(request) {
                     self.forced.insert(project);
