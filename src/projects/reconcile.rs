@@ -264,7 +264,11 @@ impl Projects {
         }
         let projects = known.len();
         if let Some(why) = &unseen {
-            tracing::error!(projects, why, "the database was filled from the volumes; the instances are still to be seen");
+            tracing::error!(
+                projects,
+                why,
+                "the database was filled from the volumes; the instances are still to be seen"
+            );
         } else {
             tracing::warn!(projects, "the database was filled from what is on the host");
             let text = format!("the database was rebuilt from the host: {projects} project(s)");
@@ -288,9 +292,9 @@ impl Projects {
         let event = NewEvent::new(self.shared.clock.now(), Some(key), "rebuilt", text);
         match self.shared.store.adopt_project(record, self.shared.addresses, Some(event)).await {
             Ok(adopted) => {
-                // What is there when the projects are taken up is counted then.
+                // What is there when the projects are taken up is seen to then.
                 if adopted.new && when == Rebuild::Later {
-                    self.shared.metrics.phase_changed(None, Some(PhaseLabel::from(&adopted.record.phase)));
+                    self.take_up_late(&adopted.record);
                 }
                 Ok(true)
             }
@@ -300,6 +304,14 @@ impl Projects {
                 self.note("orphan", format!("{key} could not be put back into the database: {error}"));
                 Ok(false)
             }
+        }
+    }
+
+    /// One that runs gets its worker from the look around that follows.
+    fn take_up_late(&self, record: &ProjectRecord) {
+        self.shared.metrics.phase_changed(None, Some(PhaseLabel::from(&record.phase)));
+        if self.shared.settings(record).tier == Some(kiln_domain::Tier::Hot) {
+            self.registry.spawn(&self.shared, &record.key);
         }
     }
 

@@ -125,7 +125,7 @@ impl Worker {
         shared: Arc<Shared>,
         registry: Registry,
         desk: Desk,
-        record: ProjectRecord,
+        mut record: ProjectRecord,
         mut leases: Vec<Lease>,
     ) -> Self {
         let now = shared.clock.now();
@@ -133,6 +133,7 @@ impl Worker {
         for lease in &mut leases {
             lease.clamp_to(now, &shared.policy.lease);
         }
+        record.last_activity = record.last_activity.min(now);
         Self {
             key: record.key.clone(),
             settings: shared.settings(&record),

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kiln_domain::{Lease, TokenHash};
 
 use super::Check;
-use super::steady::{Births, Steady};
+use super::steady::{Births, Steady, drift};
 use crate::config::{POLICY, SECOND};
 use crate::history::{Change, Entry, Fact, Incarnation, LeaseId, LeaseRow, Project, Request, Verb};
 
@@ -92,6 +92,13 @@ impl Known {
         }
         if let Some(builds) = builds {
             self.told = Some((at, builds));
+        }
+    }
+
+    fn grow_older(&mut self, by: u64) {
+        if let Some(silence) = &mut self.silence {
+            silence.since = silence.since.saturating_sub(by);
+            silence.idle_since = silence.idle_since.saturating_sub(by);
         }
     }
 
@@ -228,8 +235,9 @@ impl Check for NoBuildIsCut {
             Fact::KilndDied => self.kilnd_died(),
             Fact::DatabaseLost => self.leases.clear(),
             Fact::ClockJumped { by } => {
+                self.daemons.values_mut().for_each(|known| known.grow_older(drift(*by)));
                 for held in self.leases.values_mut().flatten() {
-                    held.steady.jumped(*by);
+                    held.steady.grow_older(drift(*by));
                     // Whatever was over once stays over.
                     if held.lease.is_expired(entry.wall) {
                         held.lease.expires = held.lease.created;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kiln_domain::Timestamp;
 
 use super::Check;
-use super::steady::{Births, Steady};
+use super::steady::{Births, Steady, drift};
 use crate::config::POLICY;
 use crate::history::{Change, Entry, Fact, LeaseId, LeaseRow, Project, Request, Verb};
 
@@ -160,7 +160,7 @@ impl Check for AnAnswerIsAPromise {
             Fact::ClockJumped { by } => {
                 self.jumps_back += u32::from(*by < 0);
                 for promise in self.leases.values_mut() {
-                    promise.steady.jumped(*by);
+                    promise.steady.grow_older(drift(*by));
                     promise.unsure |= entry.wall >= promise.ends;
                     promise.ends = promise.ends.min(entry.wall.plus(POLICY.lease.max_build_age));
                 }

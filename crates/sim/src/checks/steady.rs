@@ -8,8 +8,13 @@ use kiln_domain::Timestamp;
 use crate::config::{POLICY, SECOND};
 use crate::history::{Entry, Fact, LeaseRow, Request};
 
-/// Less than this kilnd does not take for a leap, and follows.
+/// What is less may be drift of the clock, as far as kilnd can tell.
 const LEAP: u64 = 5 * SECOND;
+
+/// By how much a jump of the clock makes everything older.
+pub(super) fn drift(by: i64) -> u64 {
+    u64::try_from(by).ok().filter(|by| *by < LEAP).unwrap_or(0)
+}
 
 /// In milliseconds since the schedule began, and never later than it may be over.
 #[derive(Debug, Clone, Copy)]
@@ -36,11 +41,9 @@ impl Steady {
         self.ends = self.ends.min(left(row.expires));
     }
 
-    pub(super) fn jumped(&mut self, by: i64) {
-        if let Some(older) = u64::try_from(by).ok().filter(|by| *by < LEAP) {
-            self.grace_ends = self.grace_ends.saturating_sub(older);
-            self.ends = self.ends.saturating_sub(older);
-        }
+    pub(super) const fn grow_older(&mut self, by: u64) {
+        self.grace_ends = self.grace_ends.saturating_sub(by);
+        self.ends = self.ends.saturating_sub(by);
     }
 
     pub(super) const fn is_alive(&self, at: u64, connected: bool) -> bool {
@@ -60,33 +63,39 @@ const fn grace_from(at: u64) -> u64 {
 #[derive(Default)]
 pub(super) struct Births {
     asked: BTreeMap<Request, Asked>,
-    leaps: u32,
+    jumps: u32,
 }
 
 struct Asked {
+    /// Or earlier, by what the clock drifted since.
     at: u64,
-    leaps: u32,
+    jumps: u32,
 }
 
 impl Births {
     pub(super) fn see(&mut self, entry: &Entry) {
         match &entry.fact {
             Fact::Asked { request, .. } => {
-                let asked = Asked { at: entry.at, leaps: self.leaps };
+                let asked = Asked { at: entry.at, jumps: self.jumps };
                 self.asked.insert(*request, asked);
             }
             Fact::Ended { request, .. } | Fact::HungUp { request } => drop(self.asked.remove(request)),
-            Fact::ClockJumped { .. } => self.leaps += 1,
+            Fact::ClockJumped { by } => {
+                self.jumps += 1;
+                for asked in self.asked.values_mut() {
+                    asked.at = asked.at.saturating_sub(drift(*by));
+                }
+            }
             Fact::KilndDied => self.asked.clear(),
             _ => {}
         }
     }
 
-    /// Where the clock has leapt meanwhile the row does not say it: not before it was asked for, then.
+    /// Where the clock has jumped meanwhile the row does not say it: not before it was asked for, then.
     pub(super) fn of(&self, entry: &Entry, request: Request, row: &LeaseRow) -> u64 {
         let age = entry.wall.since(row.created).as_millis() as u64;
         match self.asked.get(&request) {
-            Some(asked) if asked.leaps != self.leaps => asked.at,
+            Some(asked) if asked.jumps != self.jumps => asked.at,
             _ => entry.at.saturating_sub(age),
         }
     }
