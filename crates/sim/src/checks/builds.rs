@@ -6,8 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kiln_domain::{Lease, TokenHash};
-
 use super::Check;
 use crate::config::{POLICY, SECOND};
 use crate::history::{Change, Entry, Fact, Incarnation, LeaseId, LeaseRow, Project, Request, Verb};
@@ -30,22 +28,15 @@ pub(super) struct NoBuildIsCut {
     dead: BTreeSet<Incarnation>,
 }
 
+/// A lease as kilnd has to see it. All times by [`NoBuildIsCut::age`].
 struct Held {
     project: Project,
-    lease: Lease,
-    /// By [`NoBuildIsCut::age`], as the two below.
-    born: u64,
-    renewed: u64,
+    /// Since when it has not been used: maybe before the schedule began.
+    renewed: i64,
     /// When its client began to renew it: the answer comes later.
     renewing: u64,
-}
-
-impl Held {
-    fn new(project: Project, row: &LeaseRow, since: u64) -> Self {
-        let token = TokenHash::from_stored(String::new());
-        let lease = Lease { token, created: row.created, renewed: row.renewed, expires: row.expires };
-        Self { project, lease, born: since, renewed: since, renewing: since }
-    }
+    /// The end, whatever its client does.
+    ends: u64,
 }
 
 struct Build {
@@ -122,19 +113,23 @@ impl Known {
 
 impl NoBuildIsCut {
     fn live_lease(&self, entry: &Entry, project: Project) -> Option<LeaseId> {
-        let connected = self.is_connected(project);
-        // Both by the wall clock and by one that does not jump: a start of kilnd takes the clock as it finds it, and while it
-        // runs, a jump makes nothing older.
-        let steady = |held: &Held| {
-            let grace = POLICY.lease.grace.as_millis() as u64;
-            let end = POLICY.lease.max_build_age.as_millis() as u64;
-            let age = self.age(entry);
-            age - held.born < end && (connected || age - held.renewed < grace)
-        };
-        let alive = |held: &&Held| {
-            held.project == project && steady(held) && held.lease.is_alive(entry.wall, connected, &POLICY.lease)
-        };
-        self.leases.iter().find(|(_, held)| alive(held)).map(|(id, _)| *id)
+        let (age, connected) = (self.age(entry), self.is_connected(project));
+        let grace = POLICY.lease.grace.as_millis() as u64;
+        let alive =
+            |held: &Held| age < held.ends && (connected || age.cast_signed() - held.renewed < grace.cast_signed());
+        self.leases.iter().find(|(_, held)| held.project == project && alive(held)).map(|(id, _)| *id)
+    }
+
+    /// A start takes the clock as it finds it: what is from the future is from now, and ends one longest life from now.
+    fn taken_up(&mut self, entry: &Entry, rows: &[LeaseRow]) {
+        let age = self.age(entry);
+        for LeaseRow { lease, renewed, expires, .. } in rows {
+            if let Some(held) = self.leases.get_mut(lease) {
+                let (unused, left) = (entry.wall.since(*renewed), expires.since(entry.wall));
+                held.renewed = age.cast_signed() - unused.as_millis() as i64;
+                held.ends = age + left.min(POLICY.lease.max_build_age).as_millis() as u64;
+            }
+        }
     }
 
     /// The time by which leases grow older while kilnd runs: leaps make none older, and a little of each is drift.
@@ -159,9 +154,9 @@ impl NoBuildIsCut {
     ) -> Result<(), String> {
         let known = self.daemons.get(&incarnation).cloned().unwrap_or_default();
         let connected = self.is_connected(project);
-        let excused = force && (self.is_forced(project) || known.is_wedged(entry.at, connected));
+        let excused = force && (self.is_forced(project) || known.is_wedged(self.age(entry), connected));
         let silence = known.silence;
-        self.stopping.insert(incarnation, Stopping { at: entry.at, excused, known });
+        self.stopping.insert(incarnation, Stopping { at: self.age(entry), excused, known });
         if excused {
             return Ok(());
         }
@@ -237,21 +232,13 @@ impl Check for NoBuildIsCut {
         match &entry.fact {
             Fact::KilndDied => self.kilnd_died(),
             Fact::DatabaseLost => self.leases.clear(),
-            Fact::ClockJumped { by } => {
-                self.drift += u64::try_from(*by).ok().filter(|by| *by < LEAP).unwrap_or(0);
-                for held in self.leases.values_mut() {
-                    // Whatever was over once stays over.
-                    if held.lease.is_expired(entry.wall) {
-                        held.lease.expires = held.lease.created;
-                    }
-                    held.lease.clamp_to(entry.wall, &POLICY.lease);
-                }
-            }
-            Fact::Leased { request, lease, project, row: Some(row), .. } => {
+            Fact::KilndStarted { leases, .. } => self.taken_up(entry, leases),
+            Fact::ClockJumped { by } => self.drift += u64::try_from(*by).ok().filter(|by| *by < LEAP).unwrap_or(0),
+            Fact::Leased { request, lease, project, row: Some(_), .. } => {
                 let since = self.asked.get(request).copied().unwrap_or(self.age(entry));
-                let held = self.leases.entry(*lease).or_insert_with(|| Held::new(*project, row, since));
-                // The disk knows nothing of clocks that went back.
-                held.lease.clamp_to(entry.wall, &POLICY.lease);
+                let ends = since + POLICY.lease.max_build_age.as_millis() as u64;
+                let born = Held { project: *project, renewed: since.cast_signed(), renewing: since, ends };
+                self.leases.entry(*lease).or_insert(born);
             }
             Fact::Renewed { lease, change: Change::Begun, .. } => {
                 let age = self.age(entry);
@@ -259,21 +246,21 @@ impl Check for NoBuildIsCut {
                     held.renewing = age;
                 }
             }
-            Fact::Renewed { lease, change: Change::Done, row: Some(row) } => {
+            Fact::Renewed { lease, change: Change::Done, row: Some(_) } => {
                 if let Some(held) = self.leases.get_mut(lease) {
-                    held.lease.renewed = row.renewed.min(entry.wall);
-                    held.renewed = held.renewing;
+                    held.renewed = held.renewing.cast_signed();
                 }
             }
             Fact::Released { lease, .. } => drop(self.leases.remove(lease)),
             Fact::Opened { connection, project } => drop(self.connections.insert(*connection, *project)),
             Fact::Closed { connection, .. } => drop(self.connections.remove(connection)),
             Fact::BuildBegan { build, incarnation, .. } => {
-                self.builds.insert(*build, Build { incarnation: *incarnation, began: entry.at });
+                self.builds.insert(*build, Build { incarnation: *incarnation, began: self.age(entry) });
             }
             Fact::BuildEnded { build, .. } => drop(self.builds.remove(build)),
             Fact::Questioned { incarnation, answered, builds, cpu, .. } => {
-                self.daemons.entry(*incarnation).or_default().questioned(entry.at, *answered, *builds, *cpu);
+                let age = self.age(entry);
+                self.daemons.entry(*incarnation).or_default().questioned(age, *answered, *builds, *cpu);
             }
             Fact::Hung { incarnation, works: false, .. } => drop(self.dead.insert(*incarnation)),
             Fact::Recovered { incarnation, .. } => drop(self.dead.remove(incarnation)),
