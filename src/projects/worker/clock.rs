@@ -3,7 +3,8 @@
 use kiln_domain::Timestamp;
 use tokio::time::Instant;
 
-use super::{SAVE_AGAIN, Worker};
+use super::Worker;
+use super::recording::SAVE_AGAIN;
 
 /// A wall clock may drift this far from the other between two decisions without having leapt.
 const LEAP_MILLIS: u64 = 5000;

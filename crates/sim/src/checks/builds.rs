@@ -6,18 +6,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kiln_domain::{Lease, TokenHash};
-
 use super::Check;
-use super::steady::{Births, Steady, drift};
+use super::steady::{Life, Steady};
 use crate::config::{POLICY, SECOND};
 use crate::history::{Change, Entry, Fact, Incarnation, LeaseId, LeaseRow, Project, Request, Verb};
 
 #[derive(Default)]
 pub(super) struct NoBuildIsCut {
+    clock: Steady,
     /// `None`: it was released.
     leases: BTreeMap<LeaseId, Option<Held>>,
-    births: Births,
     connections: BTreeMap<u32, Project>,
     builds: BTreeMap<u32, Build>,
     daemons: BTreeMap<Incarnation, Known>,
@@ -29,11 +27,11 @@ pub(super) struct NoBuildIsCut {
     dead: BTreeSet<Incarnation>,
 }
 
+/// A lease as kilnd has to see it.
 struct Held {
     project: Project,
-    lease: Lease,
-    steady: Steady,
-    /// When its renewal was asked for.
+    life: Life,
+    /// When its client began to renew it: the answer comes later.
     renewing: u64,
 }
 
@@ -95,13 +93,6 @@ impl Known {
         }
     }
 
-    fn grow_older(&mut self, by: u64) {
-        if let Some(silence) = &mut self.silence {
-            silence.since = silence.since.saturating_sub(by);
-            silence.idle_since = silence.idle_since.saturating_sub(by);
-        }
-    }
-
     /// Whether what kilnd heard is enough to call it wedged, by a clock that does not jump.
     fn is_wedged(&self, now: u64, connected: bool) -> bool {
         let Some(silence) = self.silence else { return false };
@@ -115,15 +106,18 @@ impl Known {
 
 impl NoBuildIsCut {
     fn live_lease(&self, entry: &Entry, project: Project) -> Option<LeaseId> {
-        let connected = self.is_connected(project);
-        // Both by the wall clock and by one that does not leap: a start of kilnd takes the clock as it finds it, and while it
-        // runs, a leap makes nothing older.
-        let alive = |held: &Held| {
-            held.project == project
-                && held.steady.is_alive(entry.at, connected)
-                && held.lease.is_alive(entry.wall, connected, &POLICY.lease)
-        };
+        let (age, connected) = (self.clock.age(entry), self.is_connected(project));
+        let alive = |held: &Held| held.project == project && held.life.is_alive(age, connected);
         self.leases.iter().find(|(_, held)| held.as_ref().is_some_and(alive)).map(|(id, _)| *id)
+    }
+
+    fn taken_up(&mut self, entry: &Entry, rows: &[LeaseRow]) {
+        let age = self.clock.age(entry);
+        for row in rows {
+            if let Some(Some(held)) = self.leases.get_mut(&row.lease) {
+                held.life.taken_up(entry, age, row);
+            }
+        }
     }
 
     fn is_connected(&self, project: Project) -> bool {
@@ -143,9 +137,9 @@ impl NoBuildIsCut {
     ) -> Result<(), String> {
         let known = self.daemons.get(&incarnation).cloned().unwrap_or_default();
         let connected = self.is_connected(project);
-        let excused = force && (self.is_forced(project) || known.is_wedged(entry.at, connected));
+        let excused = force && (self.is_forced(project) || known.is_wedged(self.clock.age(entry), connected));
         let silence = known.silence;
-        self.stopping.insert(incarnation, Stopping { at: entry.at, excused, known });
+        self.stopping.insert(incarnation, Stopping { at: self.clock.age(entry), excused, known });
         if excused {
             return Ok(());
         }
@@ -212,54 +206,32 @@ impl NoBuildIsCut {
     }
 }
 
-fn lease_of(row: &LeaseRow) -> Lease {
-    let token = TokenHash::from_stored(String::new());
-    Lease { token, created: row.created, renewed: row.renewed, expires: row.expires }
-}
-
 impl Check for NoBuildIsCut {
     fn name(&self) -> &'static str {
         "K2"
     }
 
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
-        self.births.see(entry);
+        self.clock.see(entry);
         match &entry.fact {
-            Fact::KilndStarted { leases, .. } => {
-                for row in leases {
-                    if let Some(Some(held)) = self.leases.get_mut(&row.lease) {
-                        held.steady.read(entry, row);
-                    }
-                }
-            }
             Fact::KilndDied => self.kilnd_died(),
             Fact::DatabaseLost => self.leases.clear(),
-            Fact::ClockJumped { by } => {
-                self.daemons.values_mut().for_each(|known| known.grow_older(drift(*by)));
-                for held in self.leases.values_mut().flatten() {
-                    held.steady.grow_older(drift(*by));
-                    // Whatever was over once stays over.
-                    if held.lease.is_expired(entry.wall) {
-                        held.lease.expires = held.lease.created;
-                    }
-                    held.lease.clamp_to(entry.wall, &POLICY.lease);
-                }
+            Fact::KilndStarted { leases, .. } => self.taken_up(entry, leases),
+            Fact::ClockJumped { .. } => {
+                let age = self.clock.age(entry);
+                self.leases.values_mut().flatten().for_each(|held| held.life.jumped(entry, age));
             }
             Fact::Leased { request, lease, project, row: Some(row), .. } => {
-                let steady = Steady::born(self.births.of(entry, *request, row));
-                let mut held = Held { project: *project, lease: lease_of(row), steady, renewing: entry.at };
-                // The disk knows nothing of clocks that went back.
-                held.lease.clamp_to(entry.wall, &POLICY.lease);
+                let life = self.clock.born(entry, *request, row);
+                let held = Held { project: *project, life, renewing: self.clock.age(entry) };
                 self.leases.entry(*lease).or_insert(Some(held));
             }
-            Fact::Renewed { lease, change, row } => {
+            Fact::Renewed { lease, change, .. } => {
+                let age = self.clock.age(entry);
                 if let Some(Some(held)) = self.leases.get_mut(lease) {
-                    match (change, row) {
-                        (Change::Begun, _) => held.renewing = entry.at,
-                        (Change::Done, Some(row)) => {
-                            held.lease.renewed = row.renewed.min(entry.wall);
-                            held.steady.renewed(held.renewing);
-                        }
+                    match change {
+                        Change::Begun => held.renewing = age,
+                        Change::Done => held.life.renewed(held.renewing),
                         _ => {}
                     }
                 }
@@ -268,11 +240,12 @@ impl Check for NoBuildIsCut {
             Fact::Opened { connection, project } => drop(self.connections.insert(*connection, *project)),
             Fact::Closed { connection, .. } => drop(self.connections.remove(connection)),
             Fact::BuildBegan { build, incarnation, .. } => {
-                self.builds.insert(*build, Build { incarnation: *incarnation, began: entry.at });
+                self.builds.insert(*build, Build { incarnation: *incarnation, began: self.clock.age(entry) });
             }
             Fact::BuildEnded { build, .. } => drop(self.builds.remove(build)),
             Fact::Questioned { incarnation, answered, builds, cpu, .. } => {
-                self.daemons.entry(*incarnation).or_default().questioned(entry.at, *answered, *builds, *cpu);
+                let age = self.clock.age(entry);
+                self.daemons.entry(*incarnation).or_default().questioned(age, *answered, *builds, *cpu);
             }
             Fact::Hung { incarnation, works: false, .. } => drop(self.dead.insert(*incarnation)),
             Fact::Recovered { incarnation, .. } => drop(self.dead.remove(incarnation)),

@@ -5,24 +5,20 @@ use std::collections::BTreeMap;
 use kiln_domain::Timestamp;
 
 use super::Check;
-use super::steady::{Births, Steady, drift};
-use crate::config::POLICY;
+use super::steady::{Life, Steady};
 use crate::history::{Change, Entry, Fact, LeaseId, LeaseRow, Project, Request, Verb};
 
 #[derive(Default)]
 pub(super) struct AnAnswerIsAPromise {
     leases: BTreeMap<LeaseId, Promise>,
-    births: Births,
+    clock: Steady,
     jumps_back: u32,
 }
 
 struct Promise {
     row: LeaseRow,
-    /// When it is over, at the earliest.
-    ends: Timestamp,
-    /// The same on a clock that does not leap.
-    steady: Steady,
-    /// It may be gone: it was over for a moment, or its project was to be removed.
+    life: Life,
+    /// It may be gone: its project was to be removed.
     unsure: bool,
     release: Option<Change>,
     renewal: Option<(Timestamp, u32)>,
@@ -30,14 +26,8 @@ struct Promise {
 
 impl Promise {
     /// Whether it must be there.
-    fn holds(&self, entry: &Entry) -> bool {
-        !self.unsure && self.release.is_none() && !self.is_over(entry)
-    }
-
-    /// By the wall clock, or by one that does not jump: kilnd takes the first as it finds it when it starts, and follows the
-    /// second while it runs.
-    fn is_over(&self, entry: &Entry) -> bool {
-        entry.wall >= self.ends || self.steady.is_over(entry.at)
+    const fn holds(&self, age: u64) -> bool {
+        !self.unsure && self.release.is_none() && !self.life.is_over(age)
     }
 }
 
@@ -49,9 +39,9 @@ impl AnAnswerIsAPromise {
         (lease, project): (LeaseId, Project),
         row: Option<LeaseRow>,
     ) -> Result<(), String> {
-        let known = self.leases.get(&lease);
+        let (age, known) = (self.clock.age(entry), self.leases.get(&lease));
         let Some(row) = row else {
-            let may = known.is_some_and(|promise| !promise.holds(entry));
+            let may = known.is_some_and(|promise| !promise.holds(age));
             return if may {
                 Ok(())
             } else {
@@ -64,17 +54,18 @@ impl AnAnswerIsAPromise {
         if let Some(promise) = known {
             return promise.same(&row);
         }
-        let steady = Steady::born(self.births.of(entry, request, &row));
-        let promise = Promise { row, ends: row.expires, steady, unsure: false, release: None, renewal: None };
+        let life = self.clock.born(entry, request, &row);
+        let promise = Promise { row, life, unsure: false, release: None, renewal: None };
         self.leases.insert(lease, promise);
         Ok(())
     }
 
     fn restarted(&mut self, entry: &Entry, rows: &[LeaseRow]) -> Result<(), String> {
+        let age = self.clock.age(entry);
         for (lease, promise) in &mut self.leases {
             let row = rows.iter().find(|row| row.lease == *lease);
             match row {
-                None if promise.holds(entry) => {
+                None if promise.holds(age) => {
                     return Err(format!("{}'s lease {lease} did not survive the restart", promise.row.project));
                 }
                 Some(_) if promise.release == Some(Change::Done) => {
@@ -82,7 +73,7 @@ impl AnAnswerIsAPromise {
                 }
                 Some(row) => {
                     promise.same(row)?;
-                    promise.steady.read(entry, row);
+                    promise.life.taken_up(entry, age, row);
                 }
                 None => {}
             }
@@ -91,6 +82,7 @@ impl AnAnswerIsAPromise {
     }
 
     fn released(&mut self, entry: &Entry, lease: LeaseId, change: Change) -> Result<(), String> {
+        let age = self.clock.age(entry);
         let Some(promise) = self.leases.get_mut(&lease) else { return Ok(()) };
         let project = promise.row.project;
         match change {
@@ -98,7 +90,9 @@ impl AnAnswerIsAPromise {
                 return Err(format!("{project}'s lease {lease} was released twice"));
             }
             // Its first release was begun with this very entry's predecessor.
-            Change::Nothing if promise.release == Some(Change::Begun) && !promise.unsure && !promise.is_over(entry) => {
+            Change::Nothing
+                if promise.release == Some(Change::Begun) && !promise.unsure && !promise.life.is_over(age) =>
+            {
                 return Err(format!("{project}'s lease {lease} was not known when it was to be released"));
             }
             _ => {}
@@ -114,12 +108,12 @@ impl AnAnswerIsAPromise {
     }
 
     fn renewed(&mut self, entry: &Entry, lease: LeaseId, change: Change, row: Option<LeaseRow>) -> Result<(), String> {
-        let jumps = self.jumps_back;
+        let (jumps, age) = (self.jumps_back, self.clock.age(entry));
         let Some(promise) = self.leases.get_mut(&lease) else { return Ok(()) };
         let project = promise.row.project;
         match (change, row) {
             (Change::Begun, _) => promise.renewal = Some((entry.wall, jumps)),
-            (Change::Nothing, _) if promise.holds(entry) => {
+            (Change::Nothing, _) if promise.holds(age) => {
                 return Err(format!("{project}'s lease {lease} was not known when it was to be renewed"));
             }
             (Change::Done, Some(row)) => {
@@ -153,17 +147,14 @@ impl Check for AnAnswerIsAPromise {
     }
 
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
-        self.births.see(entry);
+        self.clock.see(entry);
         match &entry.fact {
             Fact::KilndStarted { leases, .. } => return self.restarted(entry, leases),
             Fact::DatabaseLost => self.leases.clear(),
             Fact::ClockJumped { by } => {
                 self.jumps_back += u32::from(*by < 0);
-                for promise in self.leases.values_mut() {
-                    promise.steady.grow_older(drift(*by));
-                    promise.unsure |= entry.wall >= promise.ends;
-                    promise.ends = promise.ends.min(entry.wall.plus(POLICY.lease.max_build_age));
-                }
+                let age = self.clock.age(entry);
+                self.leases.values_mut().for_each(|promise| promise.life.jumped(entry, age));
             }
             Fact::Asked { verb: Verb::Remove, project, .. } => {
                 for promise in self.leases.values_mut().filter(|promise| promise.row.project == *project) {

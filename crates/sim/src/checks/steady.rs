@@ -1,5 +1,5 @@
-//! How long a lease counts by a clock that does not leap: while kilnd runs it goes by that one, and when it starts it takes
-//! the wall clock as it finds it.
+//! How old things get as kilnd has to see it: while it runs, a leap of the wall clock makes nothing older or younger, and when
+//! it starts it takes the clock as it finds it.
 
 use std::collections::BTreeMap;
 
@@ -8,95 +8,104 @@ use kiln_domain::Timestamp;
 use crate::config::{POLICY, SECOND};
 use crate::history::{Entry, Fact, LeaseRow, Request};
 
-/// What is less may be drift of the clock, as far as kilnd can tell.
+/// What is less may be drift of the clock, as far as kilnd can tell (`follow_the_clock`).
 const LEAP: u64 = 5 * SECOND;
 
-/// By how much a jump of the clock makes everything older.
-pub(super) fn drift(by: i64) -> u64 {
-    u64::try_from(by).ok().filter(|by| *by < LEAP).unwrap_or(0)
-}
-
-/// In milliseconds since the schedule began, and never later than it may be over.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Steady {
-    grace_ends: u64,
-    ends: u64,
-}
-
-impl Steady {
-    pub(super) const fn born(at: u64) -> Self {
-        let ends = at.saturating_add(POLICY.lease.max_build_age.as_millis() as u64);
-        Self { grace_ends: grace_from(at), ends }
-    }
-
-    /// `at`: when that was asked for.
-    pub(super) const fn renewed(&mut self, at: u64) {
-        self.grace_ends = grace_from(at);
-    }
-
-    /// kilnd reads it from the disk, and cannot know what leaps there were since it was written.
-    pub(super) fn read(&mut self, entry: &Entry, row: &LeaseRow) {
-        let left = |until: Timestamp| entry.at.saturating_add(until.since(entry.wall).as_millis() as u64);
-        self.grace_ends = self.grace_ends.min(left(row.renewed.plus(POLICY.lease.grace)));
-        self.ends = self.ends.min(left(row.expires));
-    }
-
-    pub(super) const fn grow_older(&mut self, by: u64) {
-        self.grace_ends = self.grace_ends.saturating_sub(by);
-        self.ends = self.ends.saturating_sub(by);
-    }
-
-    pub(super) const fn is_alive(&self, at: u64, connected: bool) -> bool {
-        !self.is_over(at) && (connected || at < self.grace_ends)
-    }
-
-    pub(super) const fn is_over(&self, at: u64) -> bool {
-        at >= self.ends
-    }
-}
-
-const fn grace_from(at: u64) -> u64 {
-    at.saturating_add(POLICY.lease.grace.as_millis() as u64)
-}
-
-/// When the lease of an answer was born: the answer may have come long after.
+/// The clock of what grows older while kilnd runs. Shown every entry before anything is asked of it.
 #[derive(Default)]
-pub(super) struct Births {
-    asked: BTreeMap<Request, Asked>,
+pub(super) struct Steady {
+    /// By how much the wall clock has gone forward in leaps that kilnd takes for drift.
+    drift: u64,
     jumps: u32,
+    /// When each request was made.
+    asked: BTreeMap<Request, Asked>,
 }
 
 struct Asked {
-    /// Or earlier, by what the clock drifted since.
-    at: u64,
+    age: u64,
     jumps: u32,
 }
 
-impl Births {
+impl Steady {
     pub(super) fn see(&mut self, entry: &Entry) {
         match &entry.fact {
             Fact::Asked { request, .. } => {
-                let asked = Asked { at: entry.at, jumps: self.jumps };
+                let asked = Asked { age: self.age(entry), jumps: self.jumps };
                 self.asked.insert(*request, asked);
             }
             Fact::Ended { request, .. } | Fact::HungUp { request } => drop(self.asked.remove(request)),
+            Fact::KilndDied => self.asked.clear(),
             Fact::ClockJumped { by } => {
                 self.jumps += 1;
-                for asked in self.asked.values_mut() {
-                    asked.at = asked.at.saturating_sub(drift(*by));
-                }
+                self.drift += u64::try_from(*by).ok().filter(|by| *by < LEAP).unwrap_or(0);
             }
-            Fact::KilndDied => self.asked.clear(),
             _ => {}
         }
     }
 
-    /// Where the clock has jumped meanwhile the row does not say it: not before it was asked for, then.
-    pub(super) fn of(&self, entry: &Entry, request: Request, row: &LeaseRow) -> u64 {
-        let age = entry.wall.since(row.created).as_millis() as u64;
-        match self.asked.get(&request) {
-            Some(asked) if asked.jumps != self.jumps => asked.at,
-            _ => entry.at.saturating_sub(age),
+    /// Leaps make nothing older, and a little of each is drift.
+    pub(super) const fn age(&self, entry: &Entry) -> u64 {
+        entry.at + self.drift
+    }
+
+    /// The lease of an answer, which may come long after its birth. Where the clock has jumped meanwhile its row does not
+    /// tell when that was: not before it was asked for.
+    pub(super) fn born(&self, entry: &Entry, request: Request, row: &LeaseRow) -> Life {
+        let born = match self.asked.get(&request) {
+            Some(asked) if asked.jumps != self.jumps => asked.age,
+            _ => self.age(entry).saturating_sub(millis(entry.wall.since(row.created))),
+        };
+        Life { renewed: born.cast_signed(), ends: born + LONGEST, taken_up: None }
+    }
+}
+
+const LONGEST: u64 = POLICY.lease.max_build_age.as_millis() as u64;
+const GRACE: i64 = POLICY.lease.grace.as_millis() as i64;
+
+const fn millis(span: std::time::Duration) -> u64 {
+    span.as_millis() as u64
+}
+
+/// Of a lease, by [`Steady::age`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Life {
+    /// Since when it has not been used: maybe before the schedule began.
+    renewed: i64,
+    /// The end, whatever its client does.
+    ends: u64,
+    /// When it was read from the disk, and what stood there.
+    taken_up: Option<(u64, LeaseRow)>,
+}
+
+impl Life {
+    pub(super) const fn renewed(&mut self, age: u64) {
+        self.renewed = age.cast_signed();
+    }
+
+    /// What is from the future is from now, and ends one longest life from now.
+    pub(super) fn taken_up(&mut self, entry: &Entry, age: u64, row: &LeaseRow) {
+        (self.renewed, self.ends) = Self::found(entry.wall, age, row);
+        self.taken_up = Some((entry.at, *row));
+    }
+
+    /// In the very moment of a start kilnd may have read its clock on either side of a jump.
+    pub(super) fn jumped(&mut self, entry: &Entry, age: u64) {
+        if let Some((_, row)) = self.taken_up.filter(|(at, _)| *at == entry.at) {
+            let (renewed, ends) = Self::found(entry.wall, age, &row);
+            (self.renewed, self.ends) = (self.renewed.min(renewed), self.ends.min(ends));
         }
+    }
+
+    fn found(wall: Timestamp, age: u64, row: &LeaseRow) -> (i64, u64) {
+        let (unused, left) = (millis(wall.since(row.renewed)), millis(row.expires.since(wall)));
+        (age.cast_signed() - unused.cast_signed(), age + left.min(LONGEST))
+    }
+
+    pub(super) const fn is_alive(&self, age: u64, connected: bool) -> bool {
+        !self.is_over(age) && (connected || age.cast_signed() - self.renewed < GRACE)
+    }
+
+    pub(super) const fn is_over(&self, age: u64) -> bool {
+        age >= self.ends
     }
 }
