@@ -11,17 +11,16 @@ fn equal_seeds_give_equal_histories_and_others_do_not() {
     assert!(first.windows(2).all(|pair| pair[0] != pair[1]), "{first:?}");
 }
 
-/// What is counted for the whole process (tokio's tasks, say) must not show.
+/// What is counted for the whole process (tokio's tasks, say) must not show. In schedule 1 kilnd dies with two operations under
+/// way, and its runtime drops them in an order that follows from such a count.
 #[test]
 fn a_schedule_beside_others_is_the_same() {
     let stage = Stage::new().expect("a stage");
-    let alone: Vec<_> = (0..12).map(|seed| stage.play(seed, false).hash).collect();
-    let beside: Vec<Vec<_>> = std::thread::scope(|scope| {
-        let play = || (0..12).map(|seed| stage.play(seed, false).hash).collect();
-        let threads: Vec<_> = (0..4).map(|_| scope.spawn(play)).collect();
-        threads.into_iter().map(|thread| thread.join().expect("played")).collect()
+    let play = || stage.play(1, false).hash;
+    let alone = play();
+    let beside: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| (0..6).map(|_| play()).collect::<Vec<_>>())).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("played")).collect()
     });
-    for hashes in beside {
-        assert_eq!(hashes, alone);
-    }
+    assert!(beside.iter().all(|hash| *hash == alone), "{alone}: {beside:?}");
 }
