@@ -13,7 +13,7 @@ use kiln_domain::{Key, ProjectRecord, Settings};
 use tokio::sync::{Semaphore, broadcast};
 
 use super::effects::{EffectError, Effects, Survey};
-use crate::host::volumes::{TrashName, Trashed};
+use crate::host::volumes::{FoundVolume, TrashName, Trashed};
 use crate::host::{InstanceEvent, Properties, RuntimeError};
 
 /// What the model should do instead of obeying.
@@ -44,6 +44,18 @@ struct Host {
     /// Whose steps never end.
     stuck: Option<Key>,
     load: HostLoad,
+    /// What a look through the whole host finds.
+    found: Survey,
+}
+
+impl Host {
+    fn can_be_seen(&self) -> Result<(), EffectError> {
+        if self.mood == Mood::Blind {
+            let (runtime, why) = ("model", "the model says so".into());
+            return Err(RuntimeError::Unavailable { runtime, why, remedy: "tell it otherwise".into() }.into());
+        }
+        Ok(())
+    }
 }
 
 /// See the module. Each step takes one permit from `gate`, so that a test can hold a step in flight.
@@ -65,6 +77,7 @@ impl Default for ModelEffects {
             hangs: false,
             stuck: None,
             load: HostLoad::default(),
+            found: Survey::default(),
         };
         Self { host: Mutex::new(host), events: broadcast::Sender::new(64), gate: Semaphore::new(Self::OPEN) }
     }
@@ -106,6 +119,10 @@ impl ModelEffects {
         self.host().load = load;
     }
 
+    pub fn set_found(&self, found: Survey) {
+        self.host().found = found;
+    }
+
     /// The instance is not as it would be made today.
     pub fn outdate(&self, key: &Key) {
         if let Some(Observed { instance: InstanceSeen::Running { outdated, .. }, .. }) = self.host().seen.get_mut(key) {
@@ -144,10 +161,7 @@ impl ModelEffects {
 impl Effects for ModelEffects {
     async fn observe(&self, record: &ProjectRecord, _settings: &Settings) -> Result<Observed, EffectError> {
         let host = self.host();
-        if host.mood == Mood::Blind {
-            let (runtime, why) = ("model", "the model says so".into());
-            return Err(RuntimeError::Unavailable { runtime, why, remedy: "tell it otherwise".into() }.into());
-        }
+        host.can_be_seen()?;
         Ok(host.seen.get(&record.key).cloned().unwrap_or(Observed::NOTHING))
     }
 
@@ -184,7 +198,13 @@ impl Effects for ModelEffects {
     }
 
     async fn survey(&self) -> Result<Survey, EffectError> {
-        Ok(Survey::default())
+        let host = self.host();
+        host.can_be_seen()?;
+        Ok(host.found.clone())
+    }
+
+    async fn volumes(&self) -> Result<Vec<FoundVolume>, EffectError> {
+        Ok(self.host().found.volumes.clone())
     }
 
     async fn remove_instance(&self, _name: &str) -> Result<(), EffectError> {

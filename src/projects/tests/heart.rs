@@ -4,9 +4,14 @@
 use kiln_domain::admission::HostLoad;
 use kiln_domain::health::HealthPolicy;
 use kiln_domain::settings::{RepoPattern, Rule};
-use kiln_domain::{Phase, Tier};
+use kiln_domain::{Phase, ProjectRecord, Tier};
 
+use super::super::effects::Survey;
+use super::super::host_effects::properties;
 use super::*;
+use crate::host::FoundInstance;
+use crate::host::volumes::FoundVolume;
+use crate::store::StoreError;
 
 fn short_wait(wait: Duration) -> RouteOptions {
     RouteOptions { wait: Some(wait), ..RouteOptions::default() }
@@ -566,4 +571,41 @@ async fn leases_that_nobody_uses_keep_no_newcomer_out() {
     let builds = [bench.route().await, bench.route().await];
     bench.until("their grace is over", async |b| b.try_route().await.is_ok()).await;
     assert!(bench.complete(&builds[0]).await, "and they are still known");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_while_the_runtime_is_away_is_whole_when_it_is_back() {
+    let marks = |spec: &BuildSpec, settings: &str| {
+        let address = "10.88.0.9".parse().expect("an address");
+        let record = ProjectRecord::new(spec.clone(), address, kiln_domain::Timestamp::EPOCH);
+        let mut marks = properties(&record);
+        marks.insert("settings".to_owned(), settings.to_owned());
+        marks
+    };
+    let (with_cache, without, new) = (spec_of(1), spec_of(2), spec_of(3));
+    let effects = Arc::new(ModelEffects::default());
+    let volume = (Key::of(&with_cache), marks(&with_cache, r#"{"tier":"hot"}"#));
+    let instance = (Key::of(&without), marks(&without, ""));
+    effects.set_found(Survey {
+        volumes: vec![FoundVolume { name: "a volume".into(), key: Some(volume.0), properties: volume.1 }],
+        instances: vec![FoundInstance {
+            name: "an instance".into(),
+            key: Some(instance.0.clone()),
+            properties: instance.1,
+            running: false,
+        }],
+    });
+    effects.set_mood(Mood::Blind);
+    let bench = Bench::in_memory(effects.clone(), config(policy()));
+    let attending = bench.projects.start(bench.running.clone()).await.expect("the store can be read");
+    let known = async || bench.projects.store().projects().await.expect("read").len();
+    assert_eq!(known().await, 1, "the caches wait for no runtime");
+    let refused = bench.projects.route(new.clone(), RouteOptions::default()).await.map(deliver);
+    assert!(matches!(refused, Err(RouteError::Store(StoreError::Rebuilding { .. }))), "{refused:?}");
+    effects.set_mood(Mood::Obedient);
+    bench.until("the instances are in", async |_| known().await == 2).await;
+    bench.projects.route(new, RouteOptions::default()).await.map(deliver).expect("a new project is taken again");
+    bench.until("the hot one is up", async |bench| bench.count(Step::StartInstance) == 2).await;
+    assert!(!bench.projects.store().needs_rebuild().await.expect("read"));
+    drop(attending);
 }
