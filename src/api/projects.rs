@@ -218,6 +218,7 @@ impl From<projects::ReconcileError> for VerbError {
                 Self::NotThere { what: "entry of the trash", name, remedy: "`kiln trash ls` lists them" }
             }
             Reconcile::Impossible(why) => Self::Impossible(why),
+            Reconcile::Taken(why) => Self::Taken(why),
             Reconcile::Host(error) => error.into(),
             Reconcile::TimedOut { .. } => Self::Unavailable { why: error.to_string(), retry_after: SOON },
             Reconcile::Store(error) => error.into(),

@@ -49,6 +49,9 @@ pub enum ReconcileError {
     NotInTrash { name: String },
     #[error("{0}")]
     Impossible(String),
+    /// Its place is taken by what somebody has to see to first.
+    #[error("{0}")]
+    Taken(String),
 }
 
 impl Projects {
