@@ -32,6 +32,9 @@ pub enum VerbError {
     Busy { key: Key, need: String },
     #[error(transparent)]
     Bad(#[from] SettingsError),
+    /// A disk or a volume is full.
+    #[error("{0}")]
+    NoRoom(String),
     #[error("{text}")]
     Failed { text: String, retryable: bool },
     #[error(transparent)]
@@ -70,6 +73,7 @@ impl Projects {
             match tokio::time::timeout(after, answer).await {
                 Ok(Ok(Ok(()))) => return Ok(()),
                 Ok(Ok(Err(StopRefusal::Busy(need)))) => return Err(VerbError::Busy { key: key.clone(), need }),
+                Ok(Ok(Err(StopRefusal::NoRoom(text)))) => return Err(VerbError::NoRoom(text)),
                 Ok(Ok(Err(StopRefusal::Failed { text, retryable }))) => return Err(failed(text, retryable)),
                 Ok(Err(_gone)) => {}
                 Err(_elapsed) => return Err(VerbError::TimedOut { key: key.clone(), after }),

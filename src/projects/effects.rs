@@ -10,6 +10,7 @@ use thiserror::Error;
 use tokio::sync::broadcast;
 
 use crate::buildkit::{ConfigError, ProbeError};
+use crate::causes;
 use crate::host::volumes::{FoundVolume, TrashName, Trashed, VolumeError};
 use crate::host::{FoundInstance, InstanceEvent, Properties, RuntimeError};
 use crate::pki::PkiError;
@@ -97,6 +98,22 @@ impl EffectError {
             Self::Runtime(error) => error.is_retryable(),
             Self::Volume(VolumeError::Busy { .. }) | Self::TimedOut { .. } | Self::NotServing { .. } => true,
             _ => false,
+        }
+    }
+
+    /// Whether a disk or a volume is full: somebody has to make room first.
+    pub fn is_no_room(&self) -> bool {
+        matches!(self, Self::Volume(VolumeError::Full { .. })) || causes::is_no_room(self)
+    }
+
+    /// With its causes, and what to do where no room is left.
+    pub fn in_words(&self) -> String {
+        let words = causes::in_one_line(self);
+        match self {
+            // It says so itself.
+            Self::Volume(VolumeError::Full { .. }) => words,
+            _ if self.is_no_room() => format!("{words}; free some space on that file system"),
+            _ => words,
         }
     }
 

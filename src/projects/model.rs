@@ -13,7 +13,7 @@ use kiln_domain::{Key, ProjectRecord, Settings};
 use tokio::sync::{Semaphore, broadcast};
 
 use super::effects::{EffectError, Effects, Survey};
-use crate::host::volumes::{TrashName, Trashed};
+use crate::host::volumes::{TrashName, Trashed, VolumeError};
 use crate::host::{InstanceEvent, Properties, RuntimeError};
 
 /// What the model should do instead of obeying.
@@ -23,6 +23,8 @@ pub enum Mood {
     Obedient,
     /// The step fails and changes nothing.
     Failing(Step),
+    /// The step fails because no room is left on the disk.
+    Full(Step),
     /// The step succeeds and its answer is lost.
     Lossy(Step),
     /// Nothing can be seen.
@@ -233,6 +235,9 @@ impl ModelEffects {
         };
         if host.mood == Mood::Failing(step) {
             return failed();
+        }
+        if host.mood == Mood::Full(step) {
+            return Err(VolumeError::Full { operation: step.name(), name: record.key.to_string() }.into());
         }
         host.done.push((record.key.clone(), step));
         let done = match step {

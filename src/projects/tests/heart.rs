@@ -392,6 +392,25 @@ async fn l2_a_removal_that_failed_half_way_goes_on_after_a_restart() {
 // === What the host does to us
 
 #[tokio::test]
+async fn a_full_disk_is_told_as_such_to_a_route_and_to_an_admin() {
+    let bench = Bench::new(ModelEffects::default());
+    bench.effects.set_mood(Mood::Full(Step::CreateVolume));
+    let refused = bench.try_route().await;
+    assert!(matches!(&refused, Err(RouteError::NoRoom { text }) if text.contains("no space left")), "{refused:?}");
+    // Who polls with a lease is told, too: somebody has to make room first.
+    let patient = RouteOptions { wait: Some(Duration::from_secs(9)), ..RouteOptions::default() };
+    let refused = bench.projects.route(spec(), patient).await.map(deliver);
+    assert!(matches!(&refused, Err(RouteError::NoRoom { .. })), "{refused:?}");
+    bench.effects.set_mood(Mood::Obedient);
+    bench.idle_after_a_build().await;
+    bench.effects.set_mood(Mood::Full(Step::Discard));
+    let refused = bench.projects.remove(&key()).await;
+    assert!(matches!(&refused, Err(VerbError::NoRoom(text)) if text.contains("no space left")), "{refused:?}");
+    bench.effects.set_mood(Mood::Obedient);
+    bench.projects.remove(&key()).await.expect("removed");
+}
+
+#[tokio::test]
 async fn l24_a_host_operation_that_hangs_is_cut_and_no_other_project_notices() {
     let deadlines = StepDeadlines { create_volume: Duration::from_millis(200), ..StepDeadlines::default() };
     let bench = Bench::with_config(ModelEffects::default(), ProjectsConfig { deadlines, ..config(policy()) });

@@ -41,8 +41,9 @@ use tokio::time::Instant;
 use super::admission::Standing;
 use super::messages::{Refusal, RefusalKind, Status, StopRefusal, Waiter, Warm};
 use super::registry::{Desk, Registry, Shared};
+use crate::causes::in_one_line;
 use crate::metrics::{Fault, PhaseLabel, Stage};
-use crate::store::NewEvent;
+use crate::store::{NewEvent, StoreError};
 
 /// A daemon that is up is looked at this often even if nothing happens: its certificates grow old, and so may its image
 /// without anybody telling.
@@ -511,15 +512,16 @@ impl Worker {
         };
         let kind = if step.is_some() { "step" } else { "phase" };
         let event = self.event(kind, text).rule(reason.rule());
-        let recorded = self.enter(phase, event).await;
-        if recorded || !must_be_recorded {
+        let Err(error) = self.enter(phase, event).await else { return true };
+        if !must_be_recorded {
             return true;
         }
-        let text = "it could not be recorded in the database, so it was not begun".to_owned();
+        let text = format!("it could not be recorded in the database, so it was not begun: {}", in_one_line(&error));
+        let kind = if matches!(error, StoreError::Full { .. }) { RefusalKind::NoRoom } else { RefusalKind::NotNow };
         (self.record.phase, self.record.incarnation) = before;
         self.setbacks = self.setbacks.and_another(self.now());
         self.look = Some(Occasion::Routine);
-        self.refuse_all(&Refusal { kind: RefusalKind::NotNow, text });
+        self.refuse_all(&Refusal { kind, text });
         self.look_again = self.setbacks.pause_ends(self.now());
         false
     }
@@ -542,7 +544,7 @@ impl Worker {
     }
 
     /// Takes note of a phase, in memory and on disk. What cannot be written now is written with the next change.
-    async fn enter(&mut self, phase: Phase, event: NewEvent) -> bool {
+    async fn enter(&mut self, phase: Phase, event: NewEvent) -> Result<(), StoreError> {
         let before = std::mem::replace(&mut self.record.phase, phase);
         if before != self.record.phase {
             let labels = (PhaseLabel::from(&before), PhaseLabel::from(&self.record.phase));
@@ -553,7 +555,7 @@ impl Worker {
             tracing::error!(key = %self.key, %error, "cannot record a phase");
         }
         self.save_again = saved.is_err().then(|| self.now().plus(SAVE_AGAIN));
-        saved.is_ok()
+        saved
     }
 
     /// What could not be written is written when the disk lets it be, also if nothing changes any more.
