@@ -158,6 +158,9 @@ impl Projects {
         };
         metrics.read_count(Count::StoreCommits, figures(|figures| figures.commits));
         metrics.read_count(Count::StoreWrites, figures(|figures| figures.writes));
+        metrics.read_count(Count::EventsDropped, figures(|figures| figures.events_dropped));
+        let store = self.shared.store.clone();
+        metrics.read_level(Level::JournalRows, move || Some(store.figures().journal_rows as f64));
     }
 
     pub async fn list(&self) -> Result<Vec<ProjectView>, StoreError> {

@@ -121,3 +121,30 @@ async fn a_text_without_end_is_cut() {
     let lengths: Vec<_> = kept(&store).await.iter().map(|event| event.text.len()).collect();
     assert_eq!(lengths, [65_536, 65_535], "at the end of a character");
 }
+
+#[test]
+fn what_it_holds_and_what_was_lost_is_counted() {
+    let (store, disk) = Store::in_memory().expect("opens");
+    let (rows, dropped) =
+        (|store: &Store| store.figures().journal_rows, |store: &Store| store.figures().events_dropped);
+    drop(store.record(event("kept")));
+    drop(store.rebuilt(Some(event("kept, too"))));
+    disk.commit_now();
+    assert_eq!((rows(&store), dropped(&store)), (2, 0));
+    disk.set_full(true);
+    drop(store.record(event("lost")));
+    drop(store.rebuilt(Some(event("lost, too"))));
+    drop(store.ping());
+    disk.commit_now();
+    assert_eq!((rows(&store), dropped(&store)), (2, 2), "what tells of nothing loses nothing");
+    disk.set_full(false);
+    drop(store.remove_lease(&lease(1).token, NOW, Some(event("of nothing"))));
+    drop(store.add_lease(&key(7), &lease(1), &BuildTimes::default(), Some(event("of no project"))));
+    disk.commit_now();
+    assert_eq!((rows(&store), dropped(&store)), (2, 2), "what did not happen is not told of");
+    for _ in 0..2049 {
+        drop(store.record(event("x")));
+    }
+    disk.commit_now();
+    assert_eq!((rows(&store), dropped(&store)), (2050, 3), "one was not even taken");
+}
