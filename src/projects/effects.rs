@@ -47,6 +47,11 @@ pub trait Effects: Send + Sync + 'static {
         Ok(self.survey().await?.volumes)
     }
 
+    /// The last of a removal: what a project has besides instance and volume, its certificates. Gone already is success.
+    async fn forget(&self, _key: &Key) -> Result<(), EffectError> {
+        Ok(())
+    }
+
     /// Removes an instance that is no project's, by its name in [`Survey`]. One that runs is refused.
     async fn remove_instance(&self, name: &str) -> Result<(), EffectError>;
 

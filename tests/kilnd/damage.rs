@@ -178,6 +178,21 @@ fn a_key_that_was_renamed_by_hand_is_told_of_and_spoils_nothing_else() {
     kilnd.is_well();
 }
 
+/// There is no cache whose way to the trash would take them along.
+#[test]
+fn a_project_without_a_cache_leaves_no_certificates_when_it_is_removed() {
+    let stage = Stage::with_script("exit 1", "");
+    let kilnd = stage.start();
+    let key = failed_project(&kilnd, REPO);
+    let certificates = ["pki", "daemons"].map(|place| stage.state().join(place).join(&key));
+    assert!(certificates.iter().all(|directory| directory.is_dir()), "{certificates:?}");
+    fs::remove_dir_all(stage.state().join("volumes/live").join(&key)).expect("lost");
+    let removed = http::delete(stage.api, &format!("/v1/projects/{key}")).expect("an answer");
+    assert_eq!(removed.status, 204, "{removed:?}");
+    assert!(!certificates.iter().any(|directory| directory.exists()), "{certificates:?}");
+    assert_eq!(kilnd.get("/v1/trash").json().as_array().map(Vec::len), Some(0));
+}
+
 /// Two caches cannot have one place: neither is lost, and the answer says how to swap them.
 #[test]
 fn a_cache_is_not_restored_over_another() {

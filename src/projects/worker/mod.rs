@@ -39,6 +39,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::admission::Standing;
+use super::effects::EffectError;
 use super::messages::{Refusal, RefusalKind, Status, StopRefusal, Waiter, Warm};
 use super::registry::{Desk, Registry, Shared};
 use crate::causes::in_one_line;
@@ -566,8 +567,14 @@ impl Worker {
         }
     }
 
-    /// The last of a removal: nothing of it is on the host any more.
+    /// The last of a removal: neither instance nor volume is on the host any more.
     async fn forget(&mut self) {
+        let after = self.shared.deadlines.write_files;
+        let forgotten = tokio::time::timeout(after, self.shared.effects.forget(&self.key)).await;
+        let forgotten = forgotten.unwrap_or(Err(EffectError::TimedOut { step: "remove its certificates", after }));
+        if let Err(error) = forgotten {
+            return self.is_not_forgotten(&error.in_words(), error.is_no_room());
+        }
         // A later write may have been lost with the disk.
         drop(self.shared.store.save_project(&self.record, None));
         let event = self.event("removed", "the project was removed; its cache is in the trash".to_owned()).by("admin");
@@ -576,13 +583,17 @@ impl Worker {
                 self.shared.metrics.phase_changed(Some(PhaseLabel::Removing), None);
                 self.removed = true;
             }
-            Err(error) => {
-                self.setbacks = self.setbacks.and_another(self.now());
-                self.look_again = self.setbacks.pause_ends(self.now());
-                let text = format!("cannot forget the project: {error}");
-                self.answer_stoppers(&Err(StopRefusal::Failed { text, retryable: true }));
-            }
+            Err(error) => self.is_not_forgotten(&in_one_line(&error), matches!(error, StoreError::Full { .. })),
         }
+    }
+
+    /// It is tried again, whether somebody waits for it or not.
+    fn is_not_forgotten(&mut self, why: &str, full: bool) {
+        self.setbacks = self.setbacks.and_another(self.now());
+        self.look_again = self.setbacks.pause_ends(self.now());
+        let text = format!("cannot forget the project: {why}");
+        let failed = if full { StopRefusal::NoRoom(text) } else { StopRefusal::Failed { text, retryable: true } };
+        self.answer_stoppers(&Err(failed));
     }
 
     fn event(&self, kind: &'static str, text: String) -> NewEvent {
