@@ -9,7 +9,7 @@
 //! that another kilnd holds is refused at opening with an error that says so; a damaged one, too, or it is kept beside a
 //! new one, as the caller asks. A damaged row spoils nothing but itself: lists leave it out and tell of it once.
 //!
-//! What a warm `/route` costs: one row in `leases`, `projects` and `events` each, five pages on average, appended to a log
+//! What a warm `/route` costs: one row in `leases`, `projects` and `events` each, six pages on average, appended to a log
 //! whose blocks are allocated already, and one `fdatasync` of it. Moving pages from the log to the database happens
 //! between commits (`writer`).
 //!
@@ -248,7 +248,13 @@ impl Store {
     /// The latest `limit` events about a project, the newest last.
     pub async fn events_of(&self, key: &Key, limit: u32) -> Result<Vec<Event>, StoreError> {
         let key = key.clone();
-        self.list(move |connection| rows::events_of(connection, &key, limit)).await
+        self.list(move |connection| rows::latest_events_of(connection, &key, limit)).await
+    }
+
+    /// As [`Store::events`], of those about a project.
+    pub async fn later_events_of(&self, key: &Key, after: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
+        let key = key.clone();
+        self.list(move |connection| rows::later_events_of(connection, &key, after, limit)).await
     }
 
     /// 0 before the first.

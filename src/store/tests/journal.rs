@@ -1,6 +1,6 @@
 //! What the journal keeps, and for how long.
 
-use super::super::{Event, Retention};
+use super::super::{Event, Retention, rows};
 use super::writing::sql;
 use super::*;
 
@@ -147,4 +147,30 @@ fn what_it_holds_and_what_was_lost_is_counted() {
     }
     disk.commit_now();
     assert_eq!((rows(&store), dropped(&store)), (2050, 3), "one was not even taken");
+}
+
+#[tokio::test]
+async fn the_events_of_a_project_are_found_without_walking_the_journal() {
+    let place = Place::new();
+    let store = place.open();
+    for number in 0..30 {
+        let of = key(number % 3);
+        store.record(NewEvent { key: (number % 5 > 0).then_some(of), ..event("x") }).await.expect("is written");
+    }
+    let ids = |events: Vec<Event>| events.into_iter().map(|event| event.id).collect::<Vec<_>>();
+    assert_eq!(ids(store.later_events_of(&key(1), 5, 3).await.expect("reads")), [8, 14, 17]);
+    assert_eq!(ids(store.later_events_of(&key(1), 23, 9).await.expect("reads")), [29]);
+    assert_eq!(ids(store.events_of(&key(1), 2).await.expect("reads")), [23, 29]);
+    // Not only while there are few, and nobody has counted them.
+    let connection = rusqlite::Connection::open(place.path()).expect("opens");
+    for (sql, found) in [
+        (rows::later_of(), "SEARCH events USING INDEX events_of_project (key=? AND rowid>?)"),
+        (rows::latest_of(), "SEARCH events USING INDEX events_of_project (key=?)"),
+    ] {
+        let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("is SQL");
+        let plan = statement
+            .query_map(rusqlite::params_from_iter(["p1", "0"].iter().take(sql.matches('?').count())), |row| row.get(3));
+        let plan: Vec<String> = plan.expect("is planned").collect::<Result<_, _>>().expect("reads");
+        assert_eq!(plan, [found], "{sql}");
+    }
 }
