@@ -1,5 +1,6 @@
 //! [`Projects`]: how a build asks for a daemon.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -170,6 +171,7 @@ impl Projects {
         let shared = Shared {
             metrics,
             rebuilding: Mutex::default(),
+            surveyed: AtomicBool::new(false),
             admission: Admission::new(config.admission, effects.clone()),
             store,
             effects,

@@ -54,6 +54,8 @@ pub struct ModelEffects {
     host: Mutex<Host>,
     events: broadcast::Sender<InstanceEvent>,
     pub gate: Semaphore,
+    /// One for each look.
+    eyes: Semaphore,
 }
 
 impl Default for ModelEffects {
@@ -68,7 +70,12 @@ impl Default for ModelEffects {
             stuck: None,
             load: HostLoad::default(),
         };
-        Self { host: Mutex::new(host), events: broadcast::Sender::new(64), gate: Semaphore::new(Self::OPEN) }
+        Self {
+            host: Mutex::new(host),
+            events: broadcast::Sender::new(64),
+            gate: Semaphore::new(Self::OPEN),
+            eyes: Semaphore::new(Self::OPEN),
+        }
     }
 }
 
@@ -87,6 +94,21 @@ impl ModelEffects {
 
     pub fn set_mood(&self, mood: Mood) {
         self.host().mood = mood;
+    }
+
+    /// Looks at the host wait until [`ModelEffects::open_eyes`].
+    pub fn close_eyes(&self) {
+        self.eyes.forget_permits(usize::MAX);
+    }
+
+    pub fn open_eyes(&self) {
+        self.eyes.add_permits(Self::OPEN);
+    }
+
+    async fn look(&self) {
+        if let Ok(permit) = self.eyes.acquire().await {
+            permit.forget();
+        }
     }
 
     /// Builds that every daemon tells of from now on.
@@ -145,6 +167,7 @@ impl ModelEffects {
 #[async_trait]
 impl Effects for ModelEffects {
     async fn observe(&self, record: &ProjectRecord, _settings: &Settings) -> Result<Observed, EffectError> {
+        self.look().await;
         let host = self.host();
         if host.mood == Mood::Blind {
             let (runtime, why) = ("model", "the model says so".into());
@@ -186,6 +209,7 @@ impl Effects for ModelEffects {
     }
 
     async fn survey(&self) -> Result<Survey, EffectError> {
+        self.look().await;
         Ok(Survey::default())
     }
 

@@ -6,6 +6,7 @@
 //! only by an explicit verb. A database that was lost is filled again from the marks of volumes and instances.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kiln_domain::project::ProjectRecord;
@@ -123,6 +124,7 @@ impl Projects {
             }
             match self.look_around().await {
                 Ok(orphans) => {
+                    self.shared.surveyed.store(true, Ordering::Release);
                     for Orphan { kind, name, why, .. } in orphans {
                         tracing::warn!(%kind, name, "an orphan is on the host: {why}");
                         self.note("orphan", format!("{kind} {name}: {why}"));

@@ -446,6 +446,33 @@ async fn f18_l22_a_look_that_fails_is_not_an_absence() {
 }
 
 #[tokio::test]
+async fn what_nobody_has_looked_at_since_the_start_is_shown_as_such() {
+    let bench = Bench::new(ModelEffects::default());
+    let build = bench.route().await;
+    let shown = async |b: &Bench| {
+        let listed = b.projects.list().await.expect("listed").remove(0);
+        assert_eq!(Some(&listed), b.projects.show(&key()).await.expect("shown").as_ref());
+        assert_eq!(listed.unconfirmed, listed.reason.contains("has not been looked at since"), "{listed:?}");
+        (listed.phase, listed.unconfirmed)
+    };
+    assert_eq!(shown(&bench).await, ("warm".to_owned(), false));
+    assert!(bench.complete(&build).await);
+    bench.effects.close_eyes();
+    let bench = bench.restart().await;
+    assert_eq!(shown(&bench).await, ("warm".to_owned(), true));
+    bench.effects.open_eyes();
+    bench.until("somebody has looked", async |b| shown(b).await == ("warm".to_owned(), false)).await;
+    // What sleeps has no worker: the look through the host tells.
+    bench.projects.stop(&key(), false).await.expect("stopped");
+    bench.effects.close_eyes();
+    let bench = bench.restart().await;
+    assert_eq!(shown(&bench).await, ("idle".to_owned(), true));
+    bench.effects.open_eyes();
+    bench.until("somebody has looked", async |b| shown(b).await == ("idle".to_owned(), false)).await;
+    assert_eq!(bench.projects.workers(), 0);
+}
+
+#[tokio::test]
 async fn f25_what_fails_quietly_is_in_the_journal_and_in_the_metrics() {
     let bench = Bench::new(ModelEffects::default());
     bench.effects.set_mood(Mood::Failing(Step::WriteFiles));
