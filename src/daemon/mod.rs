@@ -119,8 +119,7 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
     }
 
     if rebuild {
-        let count = projects.rebuild().await.map_err(StartError::Rebuild)?;
-        tracing::info!(count, "the database was filled from what is on the host, as asked");
+        projects.rebuild().await.map_err(StartError::Rebuild)?;
     }
     let mut heart = projects.start(shutdown.clone()).await.map_err(StartError::TakeUp)?;
     let mut gateway = tokio::spawn(Arc::clone(&gateway).serve(gateway_door, shutdown.clone()));

@@ -30,7 +30,7 @@ use crate::store::{NewEvent, StoreError, TakenUp};
 /// How long the start of Kiln waits for the host.
 const FIRST_TRY: Duration = Duration::from_secs(5);
 
-/// And of that for a runtime.
+/// And of that for a runtime: nobody is answered before.
 const RUNTIME_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Between two tries to survey a host that does not answer.
@@ -55,6 +55,16 @@ pub enum ReconcileError {
     Taken(String),
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rebuild {
+    /// An admin's wish, before the start.
+    Asked,
+    /// In the start, while everybody waits.
+    First,
+    /// Beside everything else.
+    Later,
+}
+
 impl Projects {
     /// Takes up what was going on when Kiln last ran, and listens to the runtime until `shutdown` in a task of its own.
     ///
@@ -64,7 +74,7 @@ impl Projects {
         let events = self.shared.effects.events();
         if self.shared.store.needs_rebuild().await? {
             // Nobody is answered before this returns; a host that takes its time is looked through later.
-            if tokio::time::timeout(FIRST_TRY, self.try_to_rebuild()).await.is_err() {
+            if tokio::time::timeout(FIRST_TRY, self.try_to_rebuild(Rebuild::First)).await.is_err() {
                 self.shared.set_rebuilding(Some(format!("no answer within {} s", FIRST_TRY.as_secs())));
             }
         }
@@ -116,7 +126,7 @@ impl Projects {
     async fn survey_until_done(&self) {
         loop {
             if self.shared.rebuilding().is_some() {
-                self.try_to_rebuild().await;
+                self.try_to_rebuild(Rebuild::Later).await;
                 if self.shared.rebuilding().is_some() {
                     tokio::time::sleep(SURVEY_AGAIN).await;
                 }
@@ -219,58 +229,95 @@ impl Projects {
     }
 
     /// Until it succeeds, nobody gets a new project: it could be one that the host has.
-    async fn try_to_rebuild(&self) {
-        match self.rebuild().await {
-            Ok(count) => {
-                tracing::warn!(count, "the database was empty and was filled from what is on the host");
-                self.shared.set_rebuilding(None);
-            }
-            Err(error) => {
-                tracing::error!(%error, "the database is empty and the host cannot be looked through; trying again");
-                self.shared.set_rebuilding(Some(in_one_line(&error)));
-            }
+    async fn try_to_rebuild(&self, when: Rebuild) {
+        if let Err(error) = self.rebuild_now(when).await {
+            tracing::error!(%error, "the database is empty and the host cannot be looked through; trying again");
+            self.shared.set_rebuilding(Some(in_one_line(&error)));
         }
     }
 
-    /// Fills the database from the marks on the host, and says how many projects it found. The volumes are what counts: they
-    /// are the caches, and carry the settings. An instance without one is only worth its address; a runtime that is away
-    /// keeps nobody waiting for that.
-    pub async fn rebuild(&self) -> Result<usize, ReconcileError> {
+    /// Fills the database from the marks on the host, as an admin asked.
+    pub async fn rebuild(&self) -> Result<(), ReconcileError> {
+        self.rebuild_now(Rebuild::Asked).await
+    }
+
+    /// The volumes come first: they are the caches, and carry the settings. What instances add are addresses, and projects
+    /// that lost their volume. A runtime that is away keeps nobody waiting whose project has a volume; but the database is
+    /// not whole before it was seen.
+    async fn rebuild_now(&self, when: Rebuild) -> Result<(), ReconcileError> {
         let after = self.shared.deadlines.observe;
         let volumes = tokio::time::timeout(after, self.shared.effects.volumes()).await;
         let volumes = volumes.map_err(|_| ReconcileError::TimedOut { after })??;
-        let instances = match tokio::time::timeout(RUNTIME_PATIENCE, self.shared.effects.survey()).await {
-            Ok(Ok(survey)) => survey.instances,
-            Ok(Err(_)) | Err(_) => Vec::new(),
+        let runtime_patience = if when == Rebuild::First { RUNTIME_PATIENCE } else { after };
+        let survey = tokio::time::timeout(runtime_patience, self.shared.effects.survey()).await;
+        let (instances, unseen) = match survey {
+            Ok(Ok(survey)) => (survey.instances, None),
+            Ok(Err(error)) => (Vec::new(), Some(in_one_line(&error))),
+            Err(_) => {
+                let why = format!("the runtime did not answer within {} s", runtime_patience.as_secs());
+                (Vec::new(), Some(why))
+            }
         };
         let marks = volumes.iter().map(|v| (&v.key, &v.properties));
         let marks = marks.chain(instances.iter().map(|i| (&i.key, &i.properties)));
         let mut known = BTreeSet::new();
         for (key, properties) in marks {
-            let Some(key) = key else { continue };
-            if known.contains(key) {
-                continue;
-            }
-            match record_of(properties, self.shared.clock.now()) {
-                Ok(record) => {
-                    let text = "the project was found on the host, and put back into the database";
-                    let event = NewEvent::new(self.shared.clock.now(), Some(key), "rebuilt", text);
-                    match self.shared.store.adopt_project(record, self.shared.addresses, Some(event)).await {
-                        Ok(_) => drop(known.insert(key.clone())),
-                        Err(error) if error.retry_after().is_some() => return Err(error.into()),
-                        Err(error) => {
-                            tracing::error!(%key, %error, "a project of the host cannot be put back; `kiln orphans` lists it");
-                            self.note("orphan", format!("{key} could not be put back into the database: {error}"));
-                        }
-                    }
-                }
-                Err(why) => tracing::warn!(%key, "an object on the host tells of no project: {why}"),
+            let Some(key) = key.as_ref().filter(|key| !known.contains(*key)) else { continue };
+            if self.put_back(key, properties, when).await? {
+                known.insert(key.clone());
             }
         }
-        let text = format!("the database was rebuilt from the host: {} project(s)", known.len());
-        let event = NewEvent::new(self.shared.clock.now(), None, "rebuilt", text);
-        self.shared.store.rebuilt(Some(event)).await?;
-        Ok(known.len())
+        let projects = known.len();
+        if let Some(why) = &unseen {
+            tracing::error!(
+                projects,
+                why,
+                "the database was filled from the volumes; the instances are still to be seen"
+            );
+        } else {
+            tracing::warn!(projects, "the database was filled from what is on the host");
+            let text = format!("the database was rebuilt from the host: {projects} project(s)");
+            let event = NewEvent::new(self.shared.clock.now(), None, "rebuilt", text);
+            self.shared.store.rebuilt(Some(event)).await?;
+        }
+        self.shared.set_rebuilding(unseen);
+        Ok(())
+    }
+
+    /// False: what the object tells of is no project, or not one that can be put back; that is said.
+    async fn put_back(&self, key: &Key, properties: &Properties, when: Rebuild) -> Result<bool, StoreError> {
+        let record = match record_of(properties, self.shared.clock.now()) {
+            Ok(record) => record,
+            Err(why) => {
+                tracing::warn!(%key, "an object on the host tells of no project: {why}");
+                return Ok(false);
+            }
+        };
+        let text = "the project was found on the host, and put back into the database";
+        let event = NewEvent::new(self.shared.clock.now(), Some(key), "rebuilt", text);
+        match self.shared.store.adopt_project(record, self.shared.addresses, Some(event)).await {
+            Ok(adopted) => {
+                // What is there when the projects are taken up is seen to then.
+                if adopted.new && when == Rebuild::Later {
+                    self.take_up_late(&adopted.record);
+                }
+                Ok(true)
+            }
+            Err(error) if error.retry_after().is_some() => Err(error),
+            Err(error) => {
+                tracing::error!(%key, %error, "a project of the host cannot be put back; `kiln orphans` lists it");
+                self.note("orphan", format!("{key} could not be put back into the database: {error}"));
+                Ok(false)
+            }
+        }
+    }
+
+    /// One that runs gets its worker from the look around that follows.
+    fn take_up_late(&self, record: &ProjectRecord) {
+        self.shared.metrics.phase_changed(None, Some(PhaseLabel::from(&record.phase)));
+        if self.shared.settings(record).tier == Some(kiln_domain::Tier::Hot) {
+            self.registry.spawn(&self.shared, &record.key);
+        }
     }
 
     pub(super) fn note(&self, kind: &'static str, text: String) {

@@ -17,6 +17,8 @@ pub(crate) const MINUTE: u64 = 60 * SECOND;
 pub(crate) const ROUTE_WAIT: Duration = Duration::from_secs(60);
 pub(crate) const CONNECT_WAIT: Duration = Duration::from_secs(16);
 pub(crate) const TRASH_KEPT: Duration = Duration::from_mins(20);
+/// Of the disk of the database, in milliseconds.
+pub(crate) const LONGEST_STALL: u64 = 8 * SECOND;
 pub(crate) const FULL_FOR_NEW: f64 = 95.0;
 
 pub(crate) const DEADLINES: StepDeadlines = StepDeadlines {

@@ -247,6 +247,10 @@ pub(crate) enum Fact {
     },
 
     // === The end
+    /// Some time after the last fault: what kilnd knows.
+    Rested {
+        projects: Vec<Project>,
+    },
     Settled {
         after: u64,
     },

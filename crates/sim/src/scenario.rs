@@ -7,7 +7,7 @@ use kiln_domain::{LeaseToken, Tier};
 use tokio::time::sleep;
 
 use crate::client::{Way, good_or};
-use crate::config::{MINUTE, SECOND};
+use crate::config::{LONGEST_STALL, MINUTE, SECOND};
 use crate::history::{Cause, Ending, Fact, Project, Verb};
 use crate::life::Life;
 use crate::profile::Weights;
@@ -275,7 +275,10 @@ impl Life {
     async fn set(&self, project: Project) -> Result<(), String> {
         let (which, number) = {
             let mut world = self.sim.world();
-            (world.rng.below(7), world.rng.between(1, 4))
+            let (which, number) = (world.rng.below(7), world.rng.between(1, 4));
+            // As many hot projects as daemons may be up would leave no place for another's build.
+            let hot = which == 0 && world.may_be_hot(project);
+            (if which == 0 && !hot { 1 } else { which }, number)
         };
         let key = self.key(project);
         let changed = self.projects.set(&key, move |settings| match which {
@@ -311,6 +314,12 @@ impl World {
         let count = self.specs.len() as u64;
         let (one, other) = (self.rng.below(count), self.rng.below(count));
         one.min(other) as usize
+    }
+
+    /// Whoever was hot once counts: its marks on the host may still say so.
+    fn may_be_hot(&mut self, project: Project) -> bool {
+        let room = self.profile.admission.running.saturating_sub(1);
+        self.ever_hot.contains(&project) || (self.ever_hot.len() < room && self.ever_hot.insert(project))
     }
 
     /// What a client means to do.
@@ -429,7 +438,7 @@ impl World {
         if self.rng.chance(500) {
             self.fault("disk stalled");
             let now = self.now();
-            self.disk_stalls_until = now + self.rng.between(100, 8 * SECOND);
+            self.disk_stalls_until = now + self.rng.between(100, LONGEST_STALL);
         } else {
             self.fault("disk full");
             self.set_disk_full(true);

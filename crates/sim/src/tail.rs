@@ -29,6 +29,9 @@ impl Life {
             world.record(Fact::FaultsEnd);
         }
         self.settle("after the faults").await;
+        let known = self.store.projects().await.map_err(|error| format!("the projects cannot be read: {error}"))?;
+        let projects = known.iter().map(|record| self.sim.world().project(&record.key)).collect();
+        self.record(Fact::Rested { projects });
         let count = self.sim.world().specs.len();
         for project in 0..count {
             if self.failed() {
@@ -103,9 +106,6 @@ impl Life {
                 Ok(routed) => routed,
                 Err(error) => {
                     life.ended(request, Ending::Bad(error.to_string()));
-                    if error.to_string().contains("no more may be") && life.all_places_are_hot().await {
-                        return None;
-                    }
                     let why = format!("after the faults a route to {project} failed: {error}");
                     life.record(Fact::Wrong { invariant: "K10", why });
                     return None;
@@ -129,13 +129,6 @@ impl Life {
             let why = format!("after the faults a route to {project} did not end");
             self.record(Fact::Wrong { invariant: "K10", why });
         }
-    }
-
-    /// As many hot projects as daemons may be up leave no place for another's build: that is how an admin wanted it.
-    async fn all_places_are_hot(&self) -> bool {
-        let records = self.store.projects().await.unwrap_or_default();
-        let hot = records.iter().filter(|record| record.settings.tier == Some(Tier::Hot)).count();
-        self.projects.queue().running <= hot
     }
 
     /// Nothing is left to do: or what is.

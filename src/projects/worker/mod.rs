@@ -19,10 +19,12 @@
 //! | `inbox.rs` | what a worker does with each message |
 //! | `doing.rs` | looks and steps as tasks, and what their outcomes change |
 //! | `answers.rs` | leases, grants and refusals |
+//! | `recording.rs` | phases, on the disk and in the journal |
 
 mod answers;
 mod doing;
 mod inbox;
+mod recording;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,16 +37,14 @@ use kiln_domain::plan::{
     Counted, Demand, InstanceSeen, Observed, Place, Reason, Setbacks, Situation, StopWish, VolumeSeen,
 };
 use kiln_domain::{Key, Lease, Phase, Plan, ProjectRecord, Settings, Step, Timestamp, plan};
+use recording::SAVE_AGAIN;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::admission::Standing;
-use super::effects::EffectError;
-use super::messages::{Refusal, RefusalKind, Status, StopRefusal, Waiter, Warm};
+use super::messages::{Refusal, RefusalKind, StopRefusal, Waiter, Warm};
 use super::registry::{Desk, Registry, Shared};
-use crate::causes::in_one_line;
-use crate::metrics::{Fault, PhaseLabel, Stage};
-use crate::store::{NewEvent, StoreError};
+use crate::metrics::{Fault, Stage};
 
 /// A daemon that is up is looked at this often even if nothing happens: its certificates grow old, and so may its image
 /// without anybody telling.
@@ -52,9 +52,6 @@ const LOOK_EVERY: Duration = Duration::from_hours(1);
 
 /// A project that is needed, and whose volume's place is taken, looks this often whether it still is.
 const LOOK_FOR_OURS: Duration = Duration::from_mins(1);
-
-/// Between two tries to write a record to a disk that does not let itself be written to.
-const SAVE_AGAIN: Duration = Duration::from_secs(10);
 
 /// A wall clock may drift this far from the other between two decisions without having leapt.
 const LEAP_MILLIS: u64 = 5000;
@@ -128,7 +125,7 @@ impl Worker {
         shared: Arc<Shared>,
         registry: Registry,
         desk: Desk,
-        record: ProjectRecord,
+        mut record: ProjectRecord,
         mut leases: Vec<Lease>,
     ) -> Self {
         let now = shared.clock.now();
@@ -136,6 +133,7 @@ impl Worker {
         for lease in &mut leases {
             lease.clamp_to(now, &shared.policy.lease);
         }
+        record.last_activity = record.last_activity.min(now);
         Self {
             key: record.key.clone(),
             settings: shared.settings(&record),
@@ -479,129 +477,6 @@ impl Worker {
             self.standing = standing;
             self.shared.admission.report(&self.key, standing, &self.desk.own_mailbox);
         }
-    }
-
-    // === Recording
-
-    /// False: the plan cannot be carried out, because it could not be recorded.
-    async fn record_phase(&mut self, phase: Phase, step: Option<Step>, reason: &Reason) -> bool {
-        // The generation goes up before the start, so that a crash in between can only skip a number.
-        let starts = matches!(step, Some(Step::StartInstance | Step::AdoptInstance));
-        if starts {
-            self.record.generation = self.record.generation.next();
-        }
-        // Neither a start whose number could be given out twice nor a removal that nobody would remember.
-        let must_be_recorded = starts || (phase == Phase::Removing && self.record.phase != Phase::Removing);
-        let before = (self.record.phase.clone(), self.record.incarnation.clone());
-        if step == Some(Step::StartInstance) {
-            // The new number is not that of the run before, which has ended.
-            self.record.incarnation = None;
-        }
-        if let (Some(Step::AdoptInstance), Some(Observed { instance: InstanceSeen::Running { incarnation, .. }, .. })) =
-            (step, self.seen())
-        {
-            self.record.incarnation = Some(incarnation.clone());
-        }
-        self.show(&phase, reason.to_string(), step);
-        let asks = step.is_none_or(Step::only_asks);
-        if phase == self.record.phase && asks {
-            return true;
-        }
-        let text = match step {
-            Some(step) => format!("{}: {reason}", step.name()),
-            None => format!("{phase}: {reason}"),
-        };
-        let kind = if step.is_some() { "step" } else { "phase" };
-        let event = self.event(kind, text).rule(reason.rule());
-        let Err(error) = self.enter(phase, event).await else { return true };
-        if !must_be_recorded {
-            return true;
-        }
-        let text = format!("it could not be recorded in the database, so it was not begun: {}", in_one_line(&error));
-        let kind = if matches!(error, StoreError::Full { .. }) { RefusalKind::NoRoom } else { RefusalKind::NotNow };
-        (self.record.phase, self.record.incarnation) = before;
-        self.setbacks = self.setbacks.and_another(self.now());
-        self.look = Some(Occasion::Routine);
-        self.refuse_all(&Refusal { kind, text });
-        self.look_again = self.setbacks.pause_ends(self.now());
-        false
-    }
-
-    fn show(&self, phase: &Phase, reason: String, step: Option<Step>) {
-        let queue = match self.place {
-            Place::Queued { position, length, .. } => Some((position, length)),
-            _ => None,
-        };
-        let pending = self.seen().and_then(Observed::outdated);
-        let status = Status {
-            phase: Some(phase.clone()),
-            reason,
-            step: step.map(Step::name),
-            queue,
-            leases: self.leases.len(),
-            pending,
-        };
-        self.desk.status.send_replace(status);
-    }
-
-    /// Takes note of a phase, in memory and on disk. What cannot be written now is written with the next change.
-    async fn enter(&mut self, phase: Phase, event: NewEvent) -> Result<(), StoreError> {
-        let before = std::mem::replace(&mut self.record.phase, phase);
-        if before != self.record.phase {
-            let labels = (PhaseLabel::from(&before), PhaseLabel::from(&self.record.phase));
-            self.shared.metrics.phase_changed(Some(labels.0), Some(labels.1));
-        }
-        let saved = self.shared.store.save_project(&self.record, Some(event)).await;
-        if let Err(error) = &saved {
-            tracing::error!(key = %self.key, %error, "cannot record a phase");
-        }
-        self.save_again = saved.is_err().then(|| self.now().plus(SAVE_AGAIN));
-        saved
-    }
-
-    /// What could not be written is written when the disk lets it be, also if nothing changes any more.
-    async fn make_up_for_a_save(&mut self) {
-        if self.save_again.is_some_and(|at| at <= self.now()) {
-            let saved = self.shared.store.save_project(&self.record, None).await;
-            self.save_again = saved.is_err().then(|| self.now().plus(SAVE_AGAIN));
-        }
-    }
-
-    /// The last of a removal: neither instance nor volume is on the host any more.
-    async fn forget(&mut self) {
-        let after = self.shared.deadlines.write_files;
-        let forgotten = tokio::time::timeout(after, self.shared.effects.forget(&self.key)).await;
-        let forgotten = forgotten.unwrap_or(Err(EffectError::TimedOut { step: "remove its certificates", after }));
-        if let Err(error) = forgotten {
-            return self.is_not_forgotten(&error.in_words(), error.is_no_room());
-        }
-        // A later write may have been lost with the disk.
-        drop(self.shared.store.save_project(&self.record, None));
-        let event = self.event("removed", "the project was removed; its cache is in the trash".to_owned()).by("admin");
-        match self.shared.store.remove_project(&self.key, Some(event)).await {
-            Ok(_) => {
-                self.shared.metrics.phase_changed(Some(PhaseLabel::Removing), None);
-                self.removed = true;
-            }
-            Err(error) => self.is_not_forgotten(&in_one_line(&error), matches!(error, StoreError::Full { .. })),
-        }
-    }
-
-    /// It is tried again, whether somebody waits for it or not.
-    fn is_not_forgotten(&mut self, why: &str, full: bool) {
-        self.setbacks = self.setbacks.and_another(self.now());
-        self.look_again = self.setbacks.pause_ends(self.now());
-        let text = format!("cannot forget the project: {why}");
-        let failed = if full { StopRefusal::NoRoom(text) } else { StopRefusal::Failed { text, retryable: true } };
-        self.answer_stoppers(&Err(failed));
-    }
-
-    fn event(&self, kind: &'static str, text: String) -> NewEvent {
-        NewEvent::new(self.now(), Some(&self.key), kind, text)
-    }
-
-    fn log_event(&self, event: NewEvent) {
-        drop(self.shared.store.record(event));
     }
 
     // === Why

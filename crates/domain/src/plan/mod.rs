@@ -35,7 +35,7 @@
 //!    comes up again. Quiet is more than rule 4: a lease keeps its daemon from being replaced for an hour
 //!    ([`Policy::roll_held`]), whatever becomes of its client.
 //! 7. **The idle window is open** ([`crate::idle`]): what runs is left as it is, unless the host needs the room; what was
-//!    stopped to be replaced comes up again.
+//!    stopped to be replaced comes up again, unless it would have to wait for its place.
 //! 8. **Otherwise**: it is stopped. The volume is never touched (K3).
 //!
 //! Rules 5, 6 and 8 ask the daemon first whether a build runs in it ([`Step::CountBuilds`]): a build may have come by

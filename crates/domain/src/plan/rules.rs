@@ -198,9 +198,15 @@ fn wait_for_place(situation: &Situation<'_>, rolling: bool) -> Option<Plan> {
         Place::Queued { position, length, waits_for } => Reason::Queued { position, length, waits_for },
         Place::Refused(why) => Reason::Refused(why),
     };
-    let again = matches!(reason, Reason::Refused(_)) && demand.waiters == 0;
-    let phase = if rolling { Phase::Rolling } else { resting(situation) };
-    Some(Plan::rest(phase, reason, again.then(|| now.plus(ASK_AGAIN))))
+    match reason {
+        Reason::NeedsPlace if rolling => Some(Plan::rest(Phase::Rolling, reason, None)),
+        // It has been brought up to date, and nobody needs it: others go first, and the next build starts it.
+        Reason::Queued { .. } | Reason::Refused(_) if rolling => Some(Plan::rest(Phase::Idle, Reason::Down, None)),
+        Reason::Refused(_) if demand.waiters == 0 => {
+            Some(Plan::rest(resting(situation), reason, Some(now.plus(ASK_AGAIN))))
+        }
+        reason => Some(Plan::rest(resting(situation), reason, None)),
+    }
 }
 
 /// Rules 5, 6 and 8. What is not running is left as it is.

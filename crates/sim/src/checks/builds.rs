@@ -6,14 +6,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kiln_domain::{Lease, TokenHash};
-
 use super::Check;
 use crate::config::{POLICY, SECOND};
 use crate::history::{Change, Entry, Fact, Incarnation, LeaseId, LeaseRow, Project, Request, Verb};
 
 #[derive(Default)]
 pub(super) struct NoBuildIsCut {
+    /// When each request was made, by [`Self::age`]: its lease is no older.
+    asked: BTreeMap<Request, u64>,
+    /// By how much the clock has gone forward in leaps that kilnd takes for drift.
+    drift: u64,
     leases: BTreeMap<LeaseId, Held>,
     connections: BTreeMap<u32, Project>,
     builds: BTreeMap<u32, Build>,
@@ -26,11 +28,15 @@ pub(super) struct NoBuildIsCut {
     dead: BTreeSet<Incarnation>,
 }
 
+/// A lease as kilnd has to see it. All times by [`NoBuildIsCut::age`].
 struct Held {
     project: Project,
-    lease: Lease,
-    born: u64,
-    renewed: u64,
+    /// Since when it has not been used: maybe before the schedule began.
+    renewed: i64,
+    /// When its client began to renew it: the answer comes later.
+    renewing: u64,
+    /// The end, whatever its client does.
+    ends: u64,
 }
 
 struct Build {
@@ -68,6 +74,9 @@ struct Stopping {
 const TOLD_HOLDS: u64 = 6 * SECOND;
 const PROBES: u32 = 3;
 
+/// What is less may be drift of the clock, as far as kilnd can tell (`follow_the_clock`).
+const LEAP: u64 = 5 * SECOND;
+
 impl Known {
     fn questioned(&mut self, at: u64, answered: bool, builds: Option<u32>, cpu: Option<u64>) {
         if answered {
@@ -104,18 +113,28 @@ impl Known {
 
 impl NoBuildIsCut {
     fn live_lease(&self, entry: &Entry, project: Project) -> Option<LeaseId> {
-        let connected = self.is_connected(project);
-        // Both by the wall clock and by one that does not jump: a start of kilnd takes the clock as it finds it, and while it
-        // runs, a jump makes nothing older.
-        let steady = |held: &Held| {
-            let grace = POLICY.lease.grace.as_millis() as u64;
-            let end = POLICY.lease.max_build_age.as_millis() as u64;
-            entry.at - held.born < end && (connected || entry.at - held.renewed < grace)
-        };
-        let alive = |held: &&Held| {
-            held.project == project && steady(held) && held.lease.is_alive(entry.wall, connected, &POLICY.lease)
-        };
-        self.leases.iter().find(|(_, held)| alive(held)).map(|(id, _)| *id)
+        let (age, connected) = (self.age(entry), self.is_connected(project));
+        let grace = POLICY.lease.grace.as_millis() as u64;
+        let alive =
+            |held: &Held| age < held.ends && (connected || age.cast_signed() - held.renewed < grace.cast_signed());
+        self.leases.iter().find(|(_, held)| held.project == project && alive(held)).map(|(id, _)| *id)
+    }
+
+    /// A start takes the clock as it finds it: what is from the future is from now, and ends one longest life from now.
+    fn taken_up(&mut self, entry: &Entry, rows: &[LeaseRow]) {
+        let age = self.age(entry);
+        for LeaseRow { lease, renewed, expires, .. } in rows {
+            if let Some(held) = self.leases.get_mut(lease) {
+                let (unused, left) = (entry.wall.since(*renewed), expires.since(entry.wall));
+                held.renewed = age.cast_signed() - unused.as_millis() as i64;
+                held.ends = age + left.min(POLICY.lease.max_build_age).as_millis() as u64;
+            }
+        }
+    }
+
+    /// The time by which leases grow older while kilnd runs: leaps make none older, and a little of each is drift.
+    const fn age(&self, entry: &Entry) -> u64 {
+        entry.at + self.drift
     }
 
     fn is_connected(&self, project: Project) -> bool {
@@ -135,9 +154,9 @@ impl NoBuildIsCut {
     ) -> Result<(), String> {
         let known = self.daemons.get(&incarnation).cloned().unwrap_or_default();
         let connected = self.is_connected(project);
-        let excused = force && (self.is_forced(project) || known.is_wedged(entry.at, connected));
+        let excused = force && (self.is_forced(project) || known.is_wedged(self.age(entry), connected));
         let silence = known.silence;
-        self.stopping.insert(incarnation, Stopping { at: entry.at, excused, known });
+        self.stopping.insert(incarnation, Stopping { at: self.age(entry), excused, known });
         if excused {
             return Ok(());
         }
@@ -204,11 +223,6 @@ impl NoBuildIsCut {
     }
 }
 
-fn lease_of(row: &LeaseRow) -> Lease {
-    let token = TokenHash::from_stored(String::new());
-    Lease { token, created: row.created, renewed: row.renewed, expires: row.expires }
-}
-
 impl Check for NoBuildIsCut {
     fn name(&self) -> &'static str {
         "K2"
@@ -218,40 +232,44 @@ impl Check for NoBuildIsCut {
         match &entry.fact {
             Fact::KilndDied => self.kilnd_died(),
             Fact::DatabaseLost => self.leases.clear(),
-            Fact::ClockJumped { .. } => {
-                for held in self.leases.values_mut() {
-                    // Whatever was over once stays over.
-                    if held.lease.is_expired(entry.wall) {
-                        held.lease.expires = held.lease.created;
-                    }
-                    held.lease.clamp_to(entry.wall, &POLICY.lease);
+            Fact::KilndStarted { leases, .. } => self.taken_up(entry, leases),
+            Fact::ClockJumped { by } => self.drift += u64::try_from(*by).ok().filter(|by| *by < LEAP).unwrap_or(0),
+            Fact::Leased { request, lease, project, row: Some(_), .. } => {
+                let since = self.asked.get(request).copied().unwrap_or(self.age(entry));
+                let ends = since + POLICY.lease.max_build_age.as_millis() as u64;
+                let born = Held { project: *project, renewed: since.cast_signed(), renewing: since, ends };
+                self.leases.entry(*lease).or_insert(born);
+            }
+            Fact::Renewed { lease, change: Change::Begun, .. } => {
+                let age = self.age(entry);
+                if let Some(held) = self.leases.get_mut(lease) {
+                    held.renewing = age;
                 }
             }
-            Fact::Leased { lease, project, row: Some(row), .. } => {
-                let mut held = Held { project: *project, lease: lease_of(row), born: entry.at, renewed: entry.at };
-                // The disk knows nothing of clocks that went back.
-                held.lease.clamp_to(entry.wall, &POLICY.lease);
-                self.leases.insert(*lease, held);
-            }
-            Fact::Renewed { lease, change: Change::Done, row: Some(row) } => {
+            Fact::Renewed { lease, change: Change::Done, row: Some(_) } => {
                 if let Some(held) = self.leases.get_mut(lease) {
-                    held.lease.renewed = row.renewed.min(entry.wall);
-                    held.renewed = entry.at;
+                    held.renewed = held.renewing.cast_signed();
                 }
             }
             Fact::Released { lease, .. } => drop(self.leases.remove(lease)),
             Fact::Opened { connection, project } => drop(self.connections.insert(*connection, *project)),
             Fact::Closed { connection, .. } => drop(self.connections.remove(connection)),
             Fact::BuildBegan { build, incarnation, .. } => {
-                self.builds.insert(*build, Build { incarnation: *incarnation, began: entry.at });
+                self.builds.insert(*build, Build { incarnation: *incarnation, began: self.age(entry) });
             }
             Fact::BuildEnded { build, .. } => drop(self.builds.remove(build)),
             Fact::Questioned { incarnation, answered, builds, cpu, .. } => {
-                self.daemons.entry(*incarnation).or_default().questioned(entry.at, *answered, *builds, *cpu);
+                let age = self.age(entry);
+                self.daemons.entry(*incarnation).or_default().questioned(age, *answered, *builds, *cpu);
             }
             Fact::Hung { incarnation, works: false, .. } => drop(self.dead.insert(*incarnation)),
             Fact::Recovered { incarnation, .. } => drop(self.dead.remove(incarnation)),
-            Fact::Asked { request, verb: Verb::Force, project } => drop(self.forcing.insert(*request, *project)),
+            Fact::Asked { request, verb, project } => {
+                self.asked.insert(*request, self.age(entry));
+                if *verb == Verb::Force {
+                    self.forcing.insert(*request, *project);
+                }
+            }
             Fact::HungUp { request } => {
                 if let Some(project) = self.forcing.remove(request) {
                     self.forced.insert(project);

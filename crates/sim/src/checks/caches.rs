@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Check;
-use crate::config::TRASH_KEPT;
+use crate::config::{LONGEST_STALL, TRASH_KEPT};
 use crate::history::{Ending, Entry, Fact, Lineage, Project, Request, Verb};
 
 /// K3: a cache leaves a project only by an admin's removal, and the trash by an admin's word, age, or for want of room.
@@ -92,6 +92,16 @@ pub(super) struct TheHostIsTheTruth {
     /// The host could not be looked through, or the disk not be written to, in this life.
     hindered: bool,
     disk_full: bool,
+    disk_stalls_until: u64,
+}
+
+impl TheHostIsTheTruth {
+    fn all_are_in(&self, projects: &[Project]) -> Result<(), String> {
+        match self.volumes.union(&self.instances).find(|project| !projects.contains(project)) {
+            Some(missing) => Err(format!("{missing} is on the host and was not found again")),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Check for TheHostIsTheTruth {
@@ -106,16 +116,19 @@ impl Check for TheHostIsTheTruth {
             Fact::InstanceMade { project } => drop(self.instances.insert(*project)),
             Fact::InstanceDestroyed { project } => drop(self.instances.remove(project)),
             Fact::DatabaseLost => self.lost = true,
-            Fact::KilndStarted { .. } => self.hindered = self.disk_full,
+            Fact::KilndStarted { .. } => self.hindered = self.disk_full || entry.at < self.disk_stalls_until,
             Fact::Fault("look failed" | "look hung") => self.hindered = true,
+            Fact::Fault("disk stalled") => {
+                (self.disk_stalls_until, self.hindered) = (entry.at + LONGEST_STALL, true);
+            }
             Fact::Fault("disk full") => (self.disk_full, self.hindered) = (true, true),
             Fact::Fault("disk has room") => self.disk_full = false,
             Fact::KilndReady { projects } if self.lost && !self.hindered => {
                 self.lost = false;
-                if let Some(missing) = self.volumes.union(&self.instances).find(|project| !projects.contains(project)) {
-                    return Err(format!("{missing} is on the host and was not found again"));
-                }
+                return self.all_are_in(projects);
             }
+            // Whatever hindered it is over.
+            Fact::Rested { projects } => return self.all_are_in(projects),
             _ => {}
         }
         Ok(())

@@ -8,7 +8,7 @@ mod effects;
 mod host;
 mod ops;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kiln::clock::Clock;
@@ -80,6 +80,8 @@ pub(crate) struct World {
     pub(crate) next_action: u64,
     /// Faults of each kind, for the statistics.
     pub(crate) faults: BTreeMap<&'static str, u64>,
+    /// Projects that an admin made hot.
+    pub(crate) ever_hot: BTreeSet<Project>,
     /// The tail has begun: nothing goes wrong any more.
     pub(crate) quiet: bool,
     /// When kilnd asked for the time last, and how often at that moment.
@@ -166,6 +168,7 @@ impl Sim {
             holders: BTreeMap::new(),
             next_action: 0,
             faults: BTreeMap::new(),
+            ever_hot: BTreeSet::new(),
             quiet: false,
             asked_for_time: (0, 0),
         };

@@ -18,6 +18,22 @@ fn after_a_roll_it_comes_up_again_for_whoever_comes_next() {
 }
 
 #[test]
+fn a_roll_that_nobody_waits_for_does_not_stand_in_the_queue() {
+    let mut case = Case::new(InstanceSeen::STOPPED);
+    case.record.phase = Phase::Rolling;
+    let queued = Place::Queued { position: 1, length: 1, waits_for: WaitsFor::Turn };
+    for place in [queued, Place::Refused(Refused::Queue { queued: 1 })] {
+        case.place = place;
+        let plan = case.plan();
+        assert_eq!((plan.step, plan.phase, plan.look_again), (None, Phase::Idle, None), "{place:?}");
+        assert_eq!(plan.reason, Reason::Down);
+    }
+    case.waiters = 1;
+    case.place = queued;
+    assert!(matches!(case.plan().reason, Reason::Queued { .. }), "a request does");
+}
+
+#[test]
 fn withholding_as_the_reference_has_it() {
     // routing.md 3.9: (a live build, the template changed) -> rolled or held.
     let mut case = Case::new(outdated(running(true)));
