@@ -13,7 +13,7 @@ use kiln_domain::{Key, ProjectRecord, Settings};
 use tokio::sync::{Semaphore, broadcast};
 
 use super::effects::{EffectError, Effects, Survey};
-use crate::host::volumes::{FoundVolume, TrashName, Trashed};
+use crate::host::volumes::{FoundVolume, TrashName, Trashed, VolumeError};
 use crate::host::{InstanceEvent, Properties, RuntimeError};
 
 /// What the model should do instead of obeying.
@@ -23,6 +23,8 @@ pub enum Mood {
     Obedient,
     /// The step fails and changes nothing.
     Failing(Step),
+    /// The step fails because no room is left on the disk.
+    Full(Step),
     /// The step succeeds and its answer is lost.
     Lossy(Step),
     /// Nothing can be seen.
@@ -64,6 +66,8 @@ pub struct ModelEffects {
     host: Mutex<Host>,
     events: broadcast::Sender<InstanceEvent>,
     pub gate: Semaphore,
+    /// One for each look.
+    eyes: Semaphore,
 }
 
 impl Default for ModelEffects {
@@ -79,7 +83,12 @@ impl Default for ModelEffects {
             load: HostLoad::default(),
             found: Survey::default(),
         };
-        Self { host: Mutex::new(host), events: broadcast::Sender::new(64), gate: Semaphore::new(Self::OPEN) }
+        Self {
+            host: Mutex::new(host),
+            events: broadcast::Sender::new(64),
+            gate: Semaphore::new(Self::OPEN),
+            eyes: Semaphore::new(Self::OPEN),
+        }
     }
 }
 
@@ -98,6 +107,21 @@ impl ModelEffects {
 
     pub fn set_mood(&self, mood: Mood) {
         self.host().mood = mood;
+    }
+
+    /// Looks at the host wait until [`ModelEffects::open_eyes`].
+    pub fn close_eyes(&self) {
+        self.eyes.forget_permits(usize::MAX);
+    }
+
+    pub fn open_eyes(&self) {
+        self.eyes.add_permits(Self::OPEN);
+    }
+
+    async fn look(&self) {
+        if let Ok(permit) = self.eyes.acquire().await {
+            permit.forget();
+        }
     }
 
     /// Builds that every daemon tells of from now on.
@@ -160,6 +184,7 @@ impl ModelEffects {
 #[async_trait]
 impl Effects for ModelEffects {
     async fn observe(&self, record: &ProjectRecord, _settings: &Settings) -> Result<Observed, EffectError> {
+        self.look().await;
         let host = self.host();
         host.can_be_seen()?;
         Ok(host.seen.get(&record.key).cloned().unwrap_or(Observed::NOTHING))
@@ -198,6 +223,7 @@ impl Effects for ModelEffects {
     }
 
     async fn survey(&self) -> Result<Survey, EffectError> {
+        self.look().await;
         let host = self.host();
         host.can_be_seen()?;
         Ok(host.found.clone())
@@ -253,6 +279,9 @@ impl ModelEffects {
         };
         if host.mood == Mood::Failing(step) {
             return failed();
+        }
+        if host.mood == Mood::Full(step) {
+            return Err(VolumeError::Full { operation: step.name(), name: record.key.to_string() }.into());
         }
         host.done.push((record.key.clone(), step));
         let done = match step {
