@@ -176,6 +176,16 @@ impl ModelEffects {
         let _ = self.events.send(InstanceEvent::Changed(key.clone()));
     }
 
+    /// Somebody else starts it anew, and nobody is told.
+    pub fn start_anew(&self, key: &Key) {
+        let mut host = self.host();
+        host.starts += 1;
+        let incarnation = format!("run-{}", host.starts);
+        if let Some(seen) = host.seen.get_mut(key) {
+            seen.instance = InstanceSeen::Running { incarnation, serving: true, outdated: None };
+        }
+    }
+
     pub fn instance(&self, key: &Key) -> InstanceSeen {
         self.host().seen.get(key).map_or(InstanceSeen::Absent, |seen| seen.instance.clone())
     }

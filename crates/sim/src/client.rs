@@ -53,6 +53,8 @@ impl Life {
         patience: Option<u64>,
         work: impl Future<Output = T>,
     ) -> Option<(Request, T)> {
+        // Nobody asks a dead kilnd.
+        self.go_on().await;
         let request = self.sim.world().next_request();
         self.record(Fact::Asked { request, verb, project });
         let bored = async {
@@ -348,6 +350,7 @@ impl Life {
     }
 
     pub(crate) async fn complete_once(&self, holder: &Holder, patience: Option<u64>) -> Option<Change> {
+        self.go_on().await;
         let (lease, key) = (holder.lease, self.key(holder.project));
         self.record(Fact::Released { lease, change: Change::Begun });
         let work = self.projects.complete(&key, &holder.token);

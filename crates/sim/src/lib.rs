@@ -19,7 +19,8 @@
 //! | `tail` | the quiet end, in which everything has to come to rest |
 //! | `run` | a schedule from its seed to its outcome |
 //!
-//! What must not be here: a real clock, a thread inside a schedule, randomness but the seed's, maps without an order.
+//! What must not be here: a real clock, a thread inside a schedule, randomness but the seed's, maps without an order, and
+//! whatever follows from the order in which a runtime drops its tasks.
 
 mod checks;
 mod client;

@@ -45,6 +45,7 @@ pub(crate) fn live(sim: &Sim, pki: &Pki) -> Result<bool, String> {
         }
     });
     drop(runtime);
+    sim.world().settle_left_behind();
     over
 }
 

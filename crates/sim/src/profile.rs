@@ -34,7 +34,7 @@ pub(crate) struct Profile {
     pub(crate) max_leases: usize,
     /// Nothing goes wrong but clients: then every request that is not hung up has to end well (K6).
     pub(crate) calm: bool,
-    /// Requests in one burst.
+    /// Requests in one burst. The queue of writes has to hold it: what is too much for that is refused, and rightly.
     pub(crate) crowd: u64,
 }
 
@@ -86,7 +86,7 @@ impl Profile {
             0..=11 => base,
             12..=15 => Self {
                 name: "crowd",
-                crowd: rng.pick(&[100, 100, 400, 1500]).unwrap_or(100),
+                crowd: rng.pick(&[100, 100, 400, 800]).unwrap_or(100),
                 weights: Weights { clients: 100, crowd: 1, ..Weights::default() },
                 ..base
             },

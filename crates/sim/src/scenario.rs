@@ -13,6 +13,9 @@ use crate::life::Life;
 use crate::profile::Weights;
 use crate::world::{Completes, Due, Holder, World};
 
+/// A crowd is let in before the next comes.
+const BETWEEN_CROWDS: u64 = 30 * SECOND;
+
 #[derive(Debug, Clone, Copy)]
 enum Action {
     Client,
@@ -174,6 +177,12 @@ impl Life {
     fn crowd(&self) {
         let (count, project) = {
             let mut world = self.sim.world();
+            let now = world.now();
+            if now < world.no_crowd_until {
+                drop(world);
+                return self.some_client();
+            }
+            world.no_crowd_until = now + BETWEEN_CROWDS;
             (world.profile.crowd, world.some_project())
         };
         for _ in 0..count {

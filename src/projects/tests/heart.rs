@@ -655,3 +655,25 @@ async fn a_rebuild_while_the_runtime_is_away_is_whole_when_it_is_back() {
     assert!(!bench.projects.store().needs_rebuild().await.expect("read"));
     drop(attending);
 }
+
+#[tokio::test]
+async fn a_number_that_could_not_be_written_is_no_daemon_s() {
+    let bench = Bench::new(ModelEffects::default());
+    let build = bench.route().await;
+    let jam = rusqlite::Connection::open(bench.dir.path().join("kiln.db")).expect("opened");
+    jam.execute_batch(
+        "CREATE TRIGGER jam BEFORE UPDATE ON projects WHEN NEW.generation <> OLD.generation
+         BEGIN SELECT RAISE(ABORT, 'jammed'); END",
+    )
+    .expect("jammed");
+    bench.effects.start_anew(&key());
+    bench.effects.happen(&key());
+    let refused = async |b: &Bench| b.try_route().await.map_or(true, |again| again.generation != build.generation);
+    bench.until("it is seen", refused).await;
+    for _ in 0..3 {
+        let again = bench.try_route().await;
+        assert!(again.is_err(), "{again:?} although no start was recorded");
+    }
+    jam.execute_batch("DROP TRIGGER jam").expect("free again");
+    assert!(bench.route().await.generation > build.generation);
+}

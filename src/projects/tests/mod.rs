@@ -1,6 +1,7 @@
 //! The worker against a model host and a real store.
 
 mod heart;
+mod leaps;
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

@@ -20,8 +20,10 @@
 //! | `doing.rs` | looks and steps as tasks, and what their outcomes change |
 //! | `answers.rs` | leases, grants and refusals |
 //! | `recording.rs` | phases, on the disk and in the journal |
+//! | `clock.rs` | the worker's own time |
 
 mod answers;
+mod clock;
 mod doing;
 mod inbox;
 mod recording;
@@ -37,7 +39,6 @@ use kiln_domain::plan::{
     Counted, Demand, InstanceSeen, Observed, Place, Reason, Setbacks, Situation, StopWish, VolumeSeen,
 };
 use kiln_domain::{Key, Lease, Phase, Plan, ProjectRecord, Settings, Step, Timestamp, plan};
-use recording::SAVE_AGAIN;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -52,9 +53,6 @@ const LOOK_EVERY: Duration = Duration::from_hours(1);
 
 /// A project that is needed, and whose volume's place is taken, looks this often whether it still is.
 const LOOK_FOR_OURS: Duration = Duration::from_mins(1);
-
-/// A wall clock may drift this far from the other between two decisions without having leapt.
-const LEAP_MILLIS: u64 = 5000;
 
 type StopReply = oneshot::Sender<Result<(), StopRefusal>>;
 
@@ -89,7 +87,7 @@ pub(super) struct Worker {
     look_again: Option<Timestamp>,
     /// When to try again to write the record.
     save_again: Option<Timestamp>,
-    /// One moment on both clocks, to notice when the wall clock leaps.
+    /// One moment on both clocks: what its time is counted from, until it follows the wall clock again.
     anchor: (Timestamp, Instant),
     /// Its record is gone from the store.
     removed: bool,
@@ -205,10 +203,6 @@ impl Worker {
         self.refuse_all(&Refusal { kind: RefusalKind::NotNow, text });
     }
 
-    fn now(&self) -> Timestamp {
-        self.shared.clock.now()
-    }
-
     fn seen(&self) -> Option<&Observed> {
         self.observed.as_ref().map(|(seen, _)| seen)
     }
@@ -239,6 +233,7 @@ impl Worker {
             let Some(Plan { phase, step, reason, look_again }) = self.with_situation(plan) else { return };
             if reason == Reason::NeedsPlace {
                 self.place = self.ask_for_place().await;
+                self.follow_the_clock();
                 self.queued_since = Some(Instant::now());
                 continue;
             }
@@ -252,6 +247,8 @@ impl Worker {
             self.look_again = next.chain(self.save_again).min();
             self.explain_to_askers();
             let recorded = self.record_phase(phase, step, &reason).await;
+            // A disk takes its time, and whoever is answered now is not to have a lease of before the leap.
+            self.follow_the_clock();
             stopped.answer();
             if !recorded {
                 return self.leave_queue();
@@ -285,32 +282,6 @@ impl Worker {
         if self.record.phase != Phase::Removing {
             self.stoppers.retain(|(_, stopper)| !stopper.is_closed());
         }
-    }
-
-    /// A wall clock that leaps makes nothing older or younger: what is remembered leaps along. On the disk it stays as it
-    /// was written; a restart takes the clock as it finds it.
-    fn follow_the_clock(&mut self) {
-        let (now, instant) = (self.now(), Instant::now());
-        let elapsed = i64::try_from(instant.duration_since(self.anchor.1).as_millis()).unwrap_or(i64::MAX);
-        let leap = now.as_millis().saturating_sub(self.anchor.0.as_millis().saturating_add(elapsed));
-        self.anchor = (now, instant);
-        self.setbacks.clamp_to(now);
-        self.save_again = self.save_again.map(|at| at.min(now.plus(SAVE_AGAIN)));
-        if leap.unsigned_abs() < LEAP_MILLIS {
-            return;
-        }
-        tracing::warn!(key = %self.key, leap_ms = leap, "the clock has leapt; nothing is taken to be older or younger for it");
-        for lease in &mut self.leases {
-            lease.shift(leap);
-        }
-        self.record.last_activity = self.record.last_activity.shifted(leap);
-        self.record.builds.shift(leap);
-        self.run.health.shift(leap);
-        self.setbacks.last = self.setbacks.last.map(|last| last.shifted(leap));
-        if let Some((_, at)) = &mut self.observed {
-            *at = at.shifted(leap);
-        }
-        self.run.counted = None;
     }
 
     fn note_fault(&self, reason: &Reason) {
@@ -424,8 +395,13 @@ impl Worker {
     fn routable(&self) -> Option<Warm> {
         let undisturbed = self.in_flight.as_ref().is_none_or(InFlight::lets_builds_through);
         let undisturbed = undisturbed && self.look != Some(Occasion::Event);
-        let serving =
-            matches!(self.seen(), Some(Observed { instance: InstanceSeen::Running { serving: true, .. }, .. }));
+        // Its number is that of the run which was recorded with it, and no other's.
+        let serving = match self.seen().map(|seen| &seen.instance) {
+            Some(InstanceSeen::Running { serving, incarnation, .. }) => {
+                *serving && self.record.incarnation.as_ref() == Some(incarnation)
+            }
+            _ => false,
+        };
         let warm = self.record.phase == Phase::Warm && undisturbed && serving;
         warm.then_some(Warm { address: self.record.address, generation: self.record.generation })
     }

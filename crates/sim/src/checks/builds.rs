@@ -7,16 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Check;
+use super::steady::{Life, Steady};
 use crate::config::{POLICY, SECOND};
 use crate::history::{Change, Entry, Fact, Incarnation, LeaseId, LeaseRow, Project, Request, Verb};
 
 #[derive(Default)]
 pub(super) struct NoBuildIsCut {
-    /// When each request was made, by [`Self::age`]: its lease is no older.
-    asked: BTreeMap<Request, u64>,
-    /// By how much the clock has gone forward in leaps that kilnd takes for drift.
-    drift: u64,
-    leases: BTreeMap<LeaseId, Held>,
+    clock: Steady,
+    /// `None`: it was released.
+    leases: BTreeMap<LeaseId, Option<Held>>,
     connections: BTreeMap<u32, Project>,
     builds: BTreeMap<u32, Build>,
     daemons: BTreeMap<Incarnation, Known>,
@@ -28,15 +27,12 @@ pub(super) struct NoBuildIsCut {
     dead: BTreeSet<Incarnation>,
 }
 
-/// A lease as kilnd has to see it. All times by [`NoBuildIsCut::age`].
+/// A lease as kilnd has to see it.
 struct Held {
     project: Project,
-    /// Since when it has not been used: maybe before the schedule began.
-    renewed: i64,
+    life: Life,
     /// When its client began to renew it: the answer comes later.
     renewing: u64,
-    /// The end, whatever its client does.
-    ends: u64,
 }
 
 struct Build {
@@ -74,9 +70,6 @@ struct Stopping {
 const TOLD_HOLDS: u64 = 6 * SECOND;
 const PROBES: u32 = 3;
 
-/// What is less may be drift of the clock, as far as kilnd can tell (`follow_the_clock`).
-const LEAP: u64 = 5 * SECOND;
-
 impl Known {
     fn questioned(&mut self, at: u64, answered: bool, builds: Option<u32>, cpu: Option<u64>) {
         if answered {
@@ -113,28 +106,18 @@ impl Known {
 
 impl NoBuildIsCut {
     fn live_lease(&self, entry: &Entry, project: Project) -> Option<LeaseId> {
-        let (age, connected) = (self.age(entry), self.is_connected(project));
-        let grace = POLICY.lease.grace.as_millis() as u64;
-        let alive =
-            |held: &Held| age < held.ends && (connected || age.cast_signed() - held.renewed < grace.cast_signed());
-        self.leases.iter().find(|(_, held)| held.project == project && alive(held)).map(|(id, _)| *id)
+        let (age, connected) = (self.clock.age(entry), self.is_connected(project));
+        let alive = |held: &Held| held.project == project && held.life.is_alive(age, connected);
+        self.leases.iter().find(|(_, held)| held.as_ref().is_some_and(alive)).map(|(id, _)| *id)
     }
 
-    /// A start takes the clock as it finds it: what is from the future is from now, and ends one longest life from now.
     fn taken_up(&mut self, entry: &Entry, rows: &[LeaseRow]) {
-        let age = self.age(entry);
-        for LeaseRow { lease, renewed, expires, .. } in rows {
-            if let Some(held) = self.leases.get_mut(lease) {
-                let (unused, left) = (entry.wall.since(*renewed), expires.since(entry.wall));
-                held.renewed = age.cast_signed() - unused.as_millis() as i64;
-                held.ends = age + left.min(POLICY.lease.max_build_age).as_millis() as u64;
+        let age = self.clock.age(entry);
+        for row in rows {
+            if let Some(Some(held)) = self.leases.get_mut(&row.lease) {
+                held.life.taken_up(entry, age, row);
             }
         }
-    }
-
-    /// The time by which leases grow older while kilnd runs: leaps make none older, and a little of each is drift.
-    const fn age(&self, entry: &Entry) -> u64 {
-        entry.at + self.drift
     }
 
     fn is_connected(&self, project: Project) -> bool {
@@ -154,9 +137,9 @@ impl NoBuildIsCut {
     ) -> Result<(), String> {
         let known = self.daemons.get(&incarnation).cloned().unwrap_or_default();
         let connected = self.is_connected(project);
-        let excused = force && (self.is_forced(project) || known.is_wedged(self.age(entry), connected));
+        let excused = force && (self.is_forced(project) || known.is_wedged(self.clock.age(entry), connected));
         let silence = known.silence;
-        self.stopping.insert(incarnation, Stopping { at: self.age(entry), excused, known });
+        self.stopping.insert(incarnation, Stopping { at: self.clock.age(entry), excused, known });
         if excused {
             return Ok(());
         }
@@ -229,47 +212,44 @@ impl Check for NoBuildIsCut {
     }
 
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
+        self.clock.see(entry);
         match &entry.fact {
             Fact::KilndDied => self.kilnd_died(),
             Fact::DatabaseLost => self.leases.clear(),
             Fact::KilndStarted { leases, .. } => self.taken_up(entry, leases),
-            Fact::ClockJumped { by } => self.drift += u64::try_from(*by).ok().filter(|by| *by < LEAP).unwrap_or(0),
-            Fact::Leased { request, lease, project, row: Some(_), .. } => {
-                let since = self.asked.get(request).copied().unwrap_or(self.age(entry));
-                let ends = since + POLICY.lease.max_build_age.as_millis() as u64;
-                let born = Held { project: *project, renewed: since.cast_signed(), renewing: since, ends };
-                self.leases.entry(*lease).or_insert(born);
+            Fact::ClockJumped { .. } => {
+                let age = self.clock.age(entry);
+                self.leases.values_mut().flatten().for_each(|held| held.life.jumped(entry, age));
             }
-            Fact::Renewed { lease, change: Change::Begun, .. } => {
-                let age = self.age(entry);
-                if let Some(held) = self.leases.get_mut(lease) {
-                    held.renewing = age;
+            Fact::Leased { request, lease, project, row: Some(row), .. } => {
+                let life = self.clock.born(entry, *request, row);
+                let held = Held { project: *project, life, renewing: self.clock.age(entry) };
+                self.leases.entry(*lease).or_insert(Some(held));
+            }
+            Fact::Renewed { lease, change, .. } => {
+                let age = self.clock.age(entry);
+                if let Some(Some(held)) = self.leases.get_mut(lease) {
+                    match change {
+                        Change::Begun => held.renewing = age,
+                        Change::Done => held.life.renewed(held.renewing),
+                        _ => {}
+                    }
                 }
             }
-            Fact::Renewed { lease, change: Change::Done, row: Some(_) } => {
-                if let Some(held) = self.leases.get_mut(lease) {
-                    held.renewed = held.renewing.cast_signed();
-                }
-            }
-            Fact::Released { lease, .. } => drop(self.leases.remove(lease)),
+            Fact::Released { lease, .. } => drop(self.leases.insert(*lease, None)),
             Fact::Opened { connection, project } => drop(self.connections.insert(*connection, *project)),
             Fact::Closed { connection, .. } => drop(self.connections.remove(connection)),
             Fact::BuildBegan { build, incarnation, .. } => {
-                self.builds.insert(*build, Build { incarnation: *incarnation, began: self.age(entry) });
+                self.builds.insert(*build, Build { incarnation: *incarnation, began: self.clock.age(entry) });
             }
             Fact::BuildEnded { build, .. } => drop(self.builds.remove(build)),
             Fact::Questioned { incarnation, answered, builds, cpu, .. } => {
-                let age = self.age(entry);
+                let age = self.clock.age(entry);
                 self.daemons.entry(*incarnation).or_default().questioned(age, *answered, *builds, *cpu);
             }
             Fact::Hung { incarnation, works: false, .. } => drop(self.dead.insert(*incarnation)),
             Fact::Recovered { incarnation, .. } => drop(self.dead.remove(incarnation)),
-            Fact::Asked { request, verb, project } => {
-                self.asked.insert(*request, self.age(entry));
-                if *verb == Verb::Force {
-                    self.forcing.insert(*request, *project);
-                }
-            }
+            Fact::Asked { request, verb: Verb::Force, project } => drop(self.forcing.insert(*request, *project)),
             Fact::HungUp { request } => {
                 if let Some(project) = self.forcing.remove(request) {
                     self.forced.insert(project);

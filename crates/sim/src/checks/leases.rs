@@ -5,22 +5,20 @@ use std::collections::BTreeMap;
 use kiln_domain::Timestamp;
 
 use super::Check;
-use crate::config::POLICY;
-use crate::history::{Change, Entry, Fact, LeaseId, LeaseRow, Project, Verb};
+use super::steady::{Life, Steady};
+use crate::history::{Change, Entry, Fact, LeaseId, LeaseRow, Project, Request, Verb};
 
 #[derive(Default)]
 pub(super) struct AnAnswerIsAPromise {
     leases: BTreeMap<LeaseId, Promise>,
+    clock: Steady,
     jumps_back: u32,
 }
 
 struct Promise {
     row: LeaseRow,
-    /// When it is over, at the earliest.
-    ends: Timestamp,
-    /// On a clock that does not jump.
-    born: u64,
-    /// It may be gone: it was over for a moment, or its project was to be removed.
+    life: Life,
+    /// It may be gone: its project was to be removed.
     unsure: bool,
     release: Option<Change>,
     renewal: Option<(Timestamp, u32)>,
@@ -28,23 +26,22 @@ struct Promise {
 
 impl Promise {
     /// Whether it must be there.
-    fn holds(&self, entry: &Entry) -> bool {
-        !self.unsure && self.release.is_none() && !self.is_over(entry)
-    }
-
-    /// By the wall clock, or by one that does not jump: kilnd takes the first as it finds it when it starts, and follows the
-    /// second while it runs.
-    fn is_over(&self, entry: &Entry) -> bool {
-        let steady = POLICY.lease.max_build_age.as_millis() as u64;
-        entry.wall >= self.ends || entry.at.saturating_sub(self.born) >= steady
+    const fn holds(&self, age: u64) -> bool {
+        !self.unsure && self.release.is_none() && !self.life.is_over(age)
     }
 }
 
 impl AnAnswerIsAPromise {
-    fn leased(&mut self, entry: &Entry, lease: LeaseId, project: Project, row: Option<LeaseRow>) -> Result<(), String> {
-        let known = self.leases.get(&lease);
+    fn leased(
+        &mut self,
+        entry: &Entry,
+        request: Request,
+        (lease, project): (LeaseId, Project),
+        row: Option<LeaseRow>,
+    ) -> Result<(), String> {
+        let (age, known) = (self.clock.age(entry), self.leases.get(&lease));
         let Some(row) = row else {
-            let may = known.is_some_and(|promise| !promise.holds(entry));
+            let may = known.is_some_and(|promise| !promise.holds(age));
             return if may {
                 Ok(())
             } else {
@@ -57,22 +54,27 @@ impl AnAnswerIsAPromise {
         if let Some(promise) = known {
             return promise.same(&row);
         }
-        let promise = Promise { row, ends: row.expires, born: entry.at, unsure: false, release: None, renewal: None };
+        let life = self.clock.born(entry, request, &row);
+        let promise = Promise { row, life, unsure: false, release: None, renewal: None };
         self.leases.insert(lease, promise);
         Ok(())
     }
 
-    fn restarted(&self, entry: &Entry, rows: &[LeaseRow]) -> Result<(), String> {
-        for (lease, promise) in &self.leases {
+    fn restarted(&mut self, entry: &Entry, rows: &[LeaseRow]) -> Result<(), String> {
+        let age = self.clock.age(entry);
+        for (lease, promise) in &mut self.leases {
             let row = rows.iter().find(|row| row.lease == *lease);
             match row {
-                None if promise.holds(entry) => {
+                None if promise.holds(age) => {
                     return Err(format!("{}'s lease {lease} did not survive the restart", promise.row.project));
                 }
                 Some(_) if promise.release == Some(Change::Done) => {
                     return Err(format!("{}'s lease {lease} was released and is there again", promise.row.project));
                 }
-                Some(row) => promise.same(row)?,
+                Some(row) => {
+                    promise.same(row)?;
+                    promise.life.taken_up(entry, age, row);
+                }
                 None => {}
             }
         }
@@ -80,6 +82,7 @@ impl AnAnswerIsAPromise {
     }
 
     fn released(&mut self, entry: &Entry, lease: LeaseId, change: Change) -> Result<(), String> {
+        let age = self.clock.age(entry);
         let Some(promise) = self.leases.get_mut(&lease) else { return Ok(()) };
         let project = promise.row.project;
         match change {
@@ -87,7 +90,9 @@ impl AnAnswerIsAPromise {
                 return Err(format!("{project}'s lease {lease} was released twice"));
             }
             // Its first release was begun with this very entry's predecessor.
-            Change::Nothing if promise.release == Some(Change::Begun) && !promise.unsure && !promise.is_over(entry) => {
+            Change::Nothing
+                if promise.release == Some(Change::Begun) && !promise.unsure && !promise.life.is_over(age) =>
+            {
                 return Err(format!("{project}'s lease {lease} was not known when it was to be released"));
             }
             _ => {}
@@ -103,12 +108,12 @@ impl AnAnswerIsAPromise {
     }
 
     fn renewed(&mut self, entry: &Entry, lease: LeaseId, change: Change, row: Option<LeaseRow>) -> Result<(), String> {
-        let jumps = self.jumps_back;
+        let (jumps, age) = (self.jumps_back, self.clock.age(entry));
         let Some(promise) = self.leases.get_mut(&lease) else { return Ok(()) };
         let project = promise.row.project;
         match (change, row) {
             (Change::Begun, _) => promise.renewal = Some((entry.wall, jumps)),
-            (Change::Nothing, _) if promise.holds(entry) => {
+            (Change::Nothing, _) if promise.holds(age) => {
                 return Err(format!("{project}'s lease {lease} was not known when it was to be renewed"));
             }
             (Change::Done, Some(row)) => {
@@ -142,22 +147,23 @@ impl Check for AnAnswerIsAPromise {
     }
 
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
+        self.clock.see(entry);
         match &entry.fact {
             Fact::KilndStarted { leases, .. } => return self.restarted(entry, leases),
             Fact::DatabaseLost => self.leases.clear(),
             Fact::ClockJumped { by } => {
                 self.jumps_back += u32::from(*by < 0);
-                for promise in self.leases.values_mut() {
-                    promise.unsure |= entry.wall >= promise.ends;
-                    promise.ends = promise.ends.min(entry.wall.plus(POLICY.lease.max_build_age));
-                }
+                let age = self.clock.age(entry);
+                self.leases.values_mut().for_each(|promise| promise.life.jumped(entry, age));
             }
             Fact::Asked { verb: Verb::Remove, project, .. } => {
                 for promise in self.leases.values_mut().filter(|promise| promise.row.project == *project) {
                     promise.unsure = true;
                 }
             }
-            Fact::Leased { lease, project, row, .. } => return self.leased(entry, *lease, *project, *row),
+            Fact::Leased { request, lease, project, row, .. } => {
+                return self.leased(entry, *request, (*lease, *project), *row);
+            }
             Fact::Released { lease, change } => return self.released(entry, *lease, *change),
             Fact::Renewed { lease, change, row } => return self.renewed(entry, *lease, *change, *row),
             _ => {}

@@ -12,6 +12,7 @@ mod caches;
 mod identity;
 mod leases;
 mod requests;
+mod steady;
 
 pub(crate) struct Checks(Vec<Box<dyn Check + Send>>);
 

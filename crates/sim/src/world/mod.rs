@@ -22,6 +22,7 @@ use tokio::time::Instant;
 pub(crate) use effects::ModelHost;
 pub(crate) use host::{Daemon, Host};
 pub(crate) use ops::Late;
+use ops::Op;
 
 use crate::history::{Entry, Fact, History, LeaseId, LeaseRow, Project, Request};
 use crate::profile::Profile;
@@ -65,6 +66,8 @@ pub(crate) struct World {
     pub(crate) saved: Option<Saved>,
     events: Option<broadcast::Sender<InstanceEvent>>,
     due: BTreeMap<(u64, u64), Due>,
+    /// Operations that were under way when kilnd died.
+    left_behind: BTreeMap<Key, Option<Op>>,
     sequence: u64,
     pub(crate) specs: Vec<BuildSpec>,
     keys: BTreeMap<Key, Project>,
@@ -78,6 +81,7 @@ pub(crate) struct World {
     pub(crate) holders: BTreeMap<LeaseId, Holder>,
     /// When the next thing happens from outside.
     pub(crate) next_action: u64,
+    pub(crate) no_crowd_until: u64,
     /// Faults of each kind, for the statistics.
     pub(crate) faults: BTreeMap<&'static str, u64>,
     /// Projects that an admin made hot.
@@ -156,6 +160,7 @@ impl Sim {
             saved: None,
             events: None,
             due: BTreeMap::new(),
+            left_behind: BTreeMap::new(),
             sequence: 0,
             specs,
             keys,
@@ -167,6 +172,7 @@ impl Sim {
             build_ids: 0,
             holders: BTreeMap::new(),
             next_action: 0,
+            no_crowd_until: 0,
             faults: BTreeMap::new(),
             ever_hot: BTreeSet::new(),
             quiet: false,

@@ -66,9 +66,11 @@ impl Drop for Flight {
     fn drop(&mut self) {
         {
             let mut world = self.sim.world();
-            match self.op.take() {
-                Some(op) => world.abandon(op),
-                None => drop(world.host.busy.remove(&self.key)),
+            let (key, op) = (self.key.clone(), self.op.take());
+            if world.alive {
+                world.land(&key, op);
+            } else {
+                world.left_behind.insert(key, op);
             }
         }
         self.sim.tell();
@@ -109,11 +111,12 @@ impl Sim {
         self.take_turn(&key).await;
         let mut flight = Flight { sim: self.clone(), key: key.clone(), op: Some(op) };
         let (fate, before, after) = self.world().fate_of(&key, step);
-        if fate == Fate::CrashBefore {
-            self.crash().await;
-        }
+        // Also if kilnd dies now: what it has asked for may be done without it.
         if let (Step::StopInstance(how), Some(op)) = (step, &flight.op) {
             self.world().stop_begins(op, how);
+        }
+        if fate == Fate::CrashBefore {
+            self.crash().await;
         }
         sleep(Duration::from_millis(before)).await;
         self.alive(life).await;
@@ -200,6 +203,22 @@ impl World {
             self.profile.crashes -= 1;
         }
         may
+    }
+
+    /// What a dead kilnd had under way, once all its tasks are gone: a runtime drops them in an order that follows from how
+    /// many tasks the whole process has seen, and so not from the seed.
+    pub(crate) fn settle_left_behind(&mut self) {
+        for (key, op) in std::mem::take(&mut self.left_behind) {
+            self.land(&key, op);
+        }
+    }
+
+    /// `None`: it was carried out.
+    fn land(&mut self, key: &Key, op: Option<Op>) {
+        match op {
+            Some(op) => self.abandon(op),
+            None => drop(self.host.busy.remove(key)),
+        }
     }
 
     /// Nobody waits for it any more: kilnd gave up on it, or died.
