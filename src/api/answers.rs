@@ -129,6 +129,13 @@ pub(super) fn in_the_style_of(uri: &Uri, status: StatusCode, words: &str) -> Res
     }
 }
 
+/// In the reserve of connections there is time for short requests only.
+pub(super) fn too_many(uri: &Uri) -> Response {
+    let words = "kilnd has as many requests under way as it takes, and this one could not be answered beside them: try again in \
+                 a second";
+    with_retry_after(in_the_style_of(uri, StatusCode::SERVICE_UNAVAILABLE, words), Some(A_MOMENT))
+}
+
 fn is_of_the_reference(uri: &Uri) -> bool {
     matches!(uri.path(), "/route" | "/prewarm" | "/complete")
 }

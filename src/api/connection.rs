@@ -1,11 +1,12 @@
 //! One connection: which stage it is in, and how long it may stay there.
 //!
 //! ```text
-//!   Idle (60 s) ──first byte──▶ Head (5 s) ──head complete──▶ Busy ──answer handed over──▶ Idle
+//!   Idle (60 s) ──first byte──▶ Head (5 s) ──head complete──▶ Body ──read──▶ Busy ──answer handed over──▶ Idle
 //! ```
 //!
-//! `Busy` has no bound here, because what runs in it has its own: the body is read within 15 s, each call of the heart
-//! has a deadline, and a follower of the events may stay.
+//! `Body` and `Busy` have no bound here, because what runs in them has its own: the body is read within 15 s, each call of
+//! the heart has a deadline, and a follower of the events may stay. In all stages but `Busy` we wait for the client, and its
+//! [`Place`] may go to another; one in the reserve is there for one short request.
 //!
 //! Beside that it watches over answers that carry a lease: whether they arrived is for [`Outbox`] to say.
 
@@ -18,6 +19,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{HeaderValue, Uri, header};
+use axum::response::Response;
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::{Frame, SizeHint};
 use hyper::server::conn::http1;
@@ -29,11 +32,17 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 use tracing::debug;
 
+use super::answers;
 use super::delivery::{Delivery, Outbox, Peer, Undecided};
+use super::places::Place;
 
 /// The reference's bounds.
 const HEAD_TIME: Duration = Duration::from_secs(5);
 const IDLE_TIME: Duration = Duration::from_mins(1);
+
+/// In the reserve: what is not answered by then is told to come again, and what is not read by then is cut off.
+const SHORT: Duration = Duration::from_secs(2);
+const RESERVE_TIME: Duration = Duration::from_secs(5);
 
 /// How long a connection that ends is held to hear whether its last answer was read.
 const LAST_YARD: Duration = Duration::from_secs(1);
@@ -46,6 +55,7 @@ const HEADERS: usize = 64;
 enum Stage {
     Idle,
     Head,
+    Body,
     Busy,
 }
 
@@ -54,28 +64,56 @@ impl Stage {
         match self {
             Self::Idle => Some(IDLE_TIME),
             Self::Head => Some(HEAD_TIME),
-            Self::Busy => None,
+            Self::Body | Self::Busy => None,
         }
     }
 }
 
-/// Serves requests until the client goes away, a stage takes too long, or `shutdown`: then the request under way is
-/// answered and no other is taken. A client that goes away drops the handler that works for it.
-pub(super) async fn serve<S>(stream: S, router: Router, shutdown: CancellationToken)
+/// Where a connection stands, for its deadlines and for its place.
+struct Progress {
+    stage: watch::Sender<Stage>,
+    place: Place,
+}
+
+impl Progress {
+    fn new(place: Place) -> Arc<Self> {
+        Arc::new(Self { stage: watch::Sender::new(Stage::Idle), place })
+    }
+
+    fn enter(&self, stage: Stage) {
+        match stage {
+            Stage::Idle | Stage::Head | Stage::Body => self.place.waits(),
+            Stage::Busy => self.place.works(),
+        }
+        self.stage.send_replace(stage);
+    }
+
+    /// Only if it is in `from`.
+    fn go_on(&self, from: Stage, to: Stage) {
+        if *self.stage.borrow() == from {
+            self.enter(to);
+        }
+    }
+}
+
+/// Serves requests until the client goes away, a stage takes too long, its place goes to another, or `shutdown`: then the
+/// request under way is answered and no other is taken. A client that goes away drops the handler that works for it.
+pub(super) async fn serve<S>(stream: S, router: Router, place: Place, shutdown: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Peer + Unpin + Send + 'static,
 {
-    let (stage, mut stages) = watch::channel(Stage::Idle);
-    let stage = Arc::new(stage);
+    let (evicted, is_reserve) = (place.evicted(), place.is_reserve());
+    let progress = Progress::new(place);
+    let mut stages = progress.stage.subscribe();
     let outbox = Arc::new(Outbox::default());
-    let watched = Watched { stream, stage: stage.clone(), outbox: outbox.clone() };
+    let watched = Watched { stream, progress: progress.clone(), outbox: outbox.clone() };
     let carried = outbox.clone();
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-        let busy = Busy::begin(stage.clone());
-        let outbox = carried.clone();
-        let answer = router.clone().oneshot(request.map(Body::new));
+        let busy = Busy::begin(progress.clone());
+        let (outbox, uri) = (carried.clone(), request.uri().clone());
+        let answer = router.clone().oneshot(request.map(|body| Body::new(Arriving::new(body, progress.clone()))));
         async move {
-            let mut response = answer.await?;
+            let mut response = if is_reserve { in_short(&uri, answer).await? } else { answer.await? };
             let lease = response.extensions_mut().remove::<Delivery>().and_then(|delivery| delivery.take());
             let wrap = |body| Handing { body: UnsyncBoxBody::new(body), lease, outbox, _busy: busy };
             Ok::<_, Infallible>(response.map(wrap))
@@ -87,10 +125,12 @@ where
         .max_headers(HEADERS)
         .serve_connection(TokioIo::new(watched), service);
     let mut leaving = false;
+    let begun = tokio::time::Instant::now();
     loop {
         let current = *stages.borrow_and_update();
         let too_long = async {
             match current.limit() {
+                _ if is_reserve => tokio::time::sleep_until(begun + RESERVE_TIME).await,
                 Some(limit) => tokio::time::sleep(limit).await,
                 None => std::future::pending().await,
             }
@@ -105,12 +145,26 @@ where
             }
             Ok(()) = stages.changed() => {}
             () = too_long => return debug!(?current, "a connection took too long"),
+            () = evicted.cancelled() => return debug!(?current, "a connection was closed to make room for another"),
             () = shutdown.cancelled(), if !leaving => {
                 leaving = true;
                 Pin::new(&mut connection).graceful_shutdown();
             }
         }
     }
+}
+
+/// One answer that comes soon, and then the end.
+async fn in_short(
+    uri: &Uri,
+    answer: impl Future<Output = Result<Response, Infallible>>,
+) -> Result<Response, Infallible> {
+    let mut response = match tokio::time::timeout(SHORT, answer).await {
+        Ok(response) => response?,
+        Err(_) => answers::too_many(uri),
+    };
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    Ok(response)
 }
 
 /// Our side is closed; what the client does next tells whether it read the last answer.
@@ -124,7 +178,7 @@ async fn hear_the_end<S: AsyncRead + Unpin>(mut stream: Watched<S>, outbox: &Out
 /// The stream, telling when the first byte of a request arrives, and what becomes of answers.
 struct Watched<S> {
     stream: S,
-    stage: Arc<watch::Sender<Stage>>,
+    progress: Arc<Progress>,
     outbox: Arc<Outbox>,
 }
 
@@ -135,13 +189,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         self.outbox.heard(outcome.as_ref().copied());
         outcome?;
         if buffer.filled().len() > before {
-            self.stage.send_if_modified(|stage| {
-                let begins = *stage == Stage::Idle;
-                if begins {
-                    *stage = Stage::Head;
-                }
-                begins
-            });
+            self.progress.go_on(Stage::Idle, Stage::Head);
         }
         Poll::Ready(Ok(()))
     }
@@ -177,18 +225,65 @@ impl<S: AsyncWrite + Peer + Unpin> AsyncWrite for Watched<S> {
 }
 
 /// From a request's head to the end of its answer.
-struct Busy(Arc<watch::Sender<Stage>>);
+struct Busy(Arc<Progress>);
 
 impl Busy {
-    fn begin(stage: Arc<watch::Sender<Stage>>) -> Self {
-        stage.send_replace(Stage::Busy);
-        Self(stage)
+    fn begin(progress: Arc<Progress>) -> Self {
+        progress.enter(Stage::Body);
+        Self(progress)
     }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.send_replace(Stage::Idle);
+        self.0.enter(Stage::Idle);
+    }
+}
+
+/// The request's body. When it has been read, or nobody wants it, the client waits for us.
+struct Arriving<B> {
+    body: B,
+    progress: Arc<Progress>,
+}
+
+impl<B: HttpBody> Arriving<B> {
+    fn new(body: B, progress: Arc<Progress>) -> Self {
+        let arriving = Self { body, progress };
+        arriving.note(arriving.body.is_end_stream());
+        arriving
+    }
+}
+
+impl<B> Arriving<B> {
+    fn note(&self, is_all: bool) {
+        if is_all {
+            self.progress.go_on(Stage::Body, Stage::Busy);
+        }
+    }
+}
+
+impl<B> Drop for Arriving<B> {
+    fn drop(&mut self) {
+        self.note(true);
+    }
+}
+
+impl<B: HttpBody + Unpin> HttpBody for Arriving<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        self.note(frame.is_none() || self.body.is_end_stream());
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -232,6 +327,7 @@ mod tests {
     use kiln_wire::RouteResponse;
     use tokio::io::DuplexStream;
 
+    use super::super::places::{Room, Size};
     use super::*;
     use crate::api::heart::Routed;
     use crate::metrics::Metrics;
@@ -252,10 +348,11 @@ mod tests {
     /// connection flushed.
     async fn delivered(frames: usize) -> bool {
         let delivered = Arc::new(AtomicBool::new(false));
-        let (outbox, stage) = (Arc::new(Outbox::default()), Arc::new(watch::channel(Stage::Idle).0));
+        let outbox = Arc::new(Outbox::default());
+        let progress = Progress::new(Room::new(Size { places: 1, reserve: 0 }).enter());
         let lease = Delivery::of(Box::new(Lease(delivered.clone())), Arc::new(Metrics::new())).take();
         let body = UnsyncBoxBody::new(Body::from("an answer"));
-        let mut handing = Handing { body, lease, outbox: outbox.clone(), _busy: Busy::begin(stage) };
+        let mut handing = Handing { body, lease, outbox: outbox.clone(), _busy: Busy::begin(progress) };
         for _ in 0..frames {
             std::future::poll_fn(|cx| Pin::new(&mut handing).poll_frame(cx)).await.expect("a frame").expect("is well");
         }

@@ -157,10 +157,13 @@ impl Follower {
     }
 
     async fn turn_page(&mut self) -> Result<(), JsonError> {
-        let page = self.journal.events(self.last, PAGE).await?;
+        let page = match &self.of {
+            Some(key) => self.journal.later_events_of(key, self.last, PAGE).await?,
+            None => self.journal.events(self.last, PAGE).await?,
+        };
         self.behind = page.len() == PAGE as usize;
         self.last = page.last().map_or(self.last, |event| event.id);
-        self.ready = page.into_iter().filter(|event| self.wants(event)).collect();
+        self.ready = page.into();
         Ok(())
     }
 

@@ -70,7 +70,7 @@ pub trait Heart: Send + Sync + 'static {
 
     async fn trash(&self) -> Result<Vec<Trashed>, VerbError>;
 
-    /// Gives a cache back to its project, which is made again if it is gone.
+    /// Gives a cache back to its project, which is made again if it is gone. [`VerbError::Taken`] where it has another.
     async fn restore(&self, name: &str) -> Result<Key, VerbError>;
 
     /// For good.
@@ -225,6 +225,9 @@ pub enum VerbError {
     /// Asked for what cannot be, now or later: out of range, or contradicting what else there is.
     #[error("{0}")]
     Impossible(String),
+    /// Something else has the place, until somebody sees to it.
+    #[error("{0}")]
+    Taken(String),
     /// K2: nothing takes a daemon away from a running build; nor from the hot tier, which would bring it up again.
     #[error(
         "{key} is busy: {need}; `kiln show {key}` lists what counts on it, `kiln stop --force {key}` takes its daemon down all the same"
@@ -242,7 +245,7 @@ impl VerbError {
         match self {
             Self::NoProject(_) | Self::NotThere { .. } => StatusCode::NOT_FOUND,
             Self::Impossible(_) => StatusCode::BAD_REQUEST,
-            Self::Busy { .. } => StatusCode::CONFLICT,
+            Self::Busy { .. } | Self::Taken(_) => StatusCode::CONFLICT,
             Self::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }

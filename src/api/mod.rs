@@ -17,7 +17,7 @@
 //! | `body`, `answers` | from bytes to a request, from errors to answers |
 //! | `delivery` | whether an answer that carries a lease arrived |
 //! | `guard` | who may speak over TCP |
-//! | `listener`, `serve`, `connection` | sockets, accept loops, bounds of a connection |
+//! | `listener`, `serve`, `connection`, `places` | sockets, accept loops, bounds of a connection, and who gets a place |
 //!
 //! What must not be here: Incus, SQL, rules about leases and phases.
 
@@ -31,6 +31,7 @@ mod guard;
 mod health;
 mod heart;
 mod listener;
+mod places;
 mod prefer;
 mod projects;
 mod routing;

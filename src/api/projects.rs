@@ -9,7 +9,7 @@ use kiln_wire::{Check, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, Ro
 
 use super::events::to_view;
 use super::heart::{CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
-use crate::causes::in_one_line;
+use crate::causes::{in_one_line, is_no_room};
 use crate::clock::rfc3339;
 use crate::host;
 use crate::projects::{self, Projects};
@@ -17,6 +17,9 @@ use crate::store::StoreError;
 
 /// For what goes away by itself: long enough to help, short enough not to cost a build.
 const SOON: Duration = Duration::from_secs(2);
+
+/// For a disk that somebody has to see to, as the store has it.
+const AFTER_A_REPAIR: Duration = Duration::from_secs(30);
 
 impl Routed for projects::Routed {
     fn response(&self) -> RouteResponse {
@@ -199,6 +202,7 @@ impl From<projects::VerbError> for VerbError {
             Verb::Unknown(key) => Self::NoProject(key),
             Verb::Busy { key, need } => Self::Busy { key, need },
             Verb::Bad(error) => Self::Impossible(error.to_string()),
+            Verb::NoRoom(why) => Self::Unavailable { why, retry_after: AFTER_A_REPAIR },
             Verb::Failed { text, retryable: true } => Self::Unavailable { why: text, retry_after: SOON },
             Verb::Failed { text, retryable: false } => Self::Failed(text),
             Verb::TimedOut { .. } => Self::Unavailable { why: error.to_string(), retry_after: SOON },
@@ -218,6 +222,7 @@ impl From<projects::ReconcileError> for VerbError {
                 Self::NotThere { what: "entry of the trash", name, remedy: "`kiln trash ls` lists them" }
             }
             Reconcile::Impossible(why) => Self::Impossible(why),
+            Reconcile::Taken(why) => Self::Taken(why),
             Reconcile::Host(error) => error.into(),
             Reconcile::TimedOut { .. } => Self::Unavailable { why: error.to_string(), retry_after: SOON },
             Reconcile::Store(error) => error.into(),
@@ -227,8 +232,11 @@ impl From<projects::ReconcileError> for VerbError {
 
 impl From<projects::EffectError> for VerbError {
     fn from(error: projects::EffectError) -> Self {
-        let why = in_one_line(&error);
-        if error.is_retryable() { Self::Unavailable { why, retry_after: SOON } } else { Self::Failed(why) }
+        match (error.in_words(), error.is_no_room(), error.is_retryable()) {
+            (why, true, _) => Self::Unavailable { why, retry_after: AFTER_A_REPAIR },
+            (why, false, true) => Self::Unavailable { why, retry_after: SOON },
+            (why, false, false) => Self::Failed(why),
+        }
     }
 }
 
@@ -240,6 +248,11 @@ impl From<projects::RouteError> for RouteError {
             Route::OtherIdentity { text } => Self::OtherIdentity(text),
             Route::Store(error) => error.into(),
             Route::TooManyLeases { key, live, limit } => Self::TooManyLeases { key, live, limit },
+            Route::NoRoom { text } => Self::Unavailable { why: text, retry_after: AFTER_A_REPAIR },
+            Route::Credential { .. } if is_no_room(&error) => Self::Unavailable {
+                why: format!("{}; free some space on that file system", in_one_line(&error)),
+                retry_after: AFTER_A_REPAIR,
+            },
             Route::NotAdmitted { text } => Self::NotAdmitted { why: text, retry_after: SOON },
             Route::Gone => Self::Gone,
             Route::Failed { timed_out: true, text, .. } => Self::NotReady(text),

@@ -1,20 +1,20 @@
 //! The accept loops, and the end.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::{Router, middleware};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use rustix::io::Errno;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::listener::Socket;
+use super::places::{Place, Room, Size};
 use super::{Api, Listener, connection, guard};
 
-/// Connections at a time, all listeners together. Whoever comes next waits in the kernel's queue.
-const CONNECTIONS: usize = 1024;
+/// Connections at a time on each listener.
+const SIZE: Size = Size { places: 1024, reserve: 64 };
 
 /// What a request under way gets when kilnd stops (the reference's figure).
 const GRACE: Duration = Duration::from_secs(5);
@@ -25,16 +25,19 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Answers requests on all `listeners` until `shutdown`, and then returns when the last request is answered or its
 /// grace is over. Requests that are cut off drop their handlers, which releases what they had not delivered.
 pub async fn serve(listeners: Vec<Listener>, api: Api, shutdown: CancellationToken) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    serve_in(SIZE, listeners, api, shutdown).await;
+}
+
+pub(super) async fn serve_in(size: Size, listeners: Vec<Listener>, api: Api, shutdown: CancellationToken) {
     let router = api.ending_with(shutdown.clone()).router();
     let mut loops = JoinSet::new();
     for listener in listeners {
-        loops.spawn(accept(listener, router.clone(), room.clone(), shutdown.clone()));
+        loops.spawn(accept(listener, router.clone(), Room::new(size), shutdown.clone()));
     }
     while loops.join_next().await.is_some() {}
 }
 
-async fn accept(listener: Listener, router: Router, room: Arc<Semaphore>, shutdown: CancellationToken) {
+async fn accept(listener: Listener, router: Router, room: Room, shutdown: CancellationToken) {
     let router = match &listener.0 {
         Socket::Tcp(_) => router.layer(middleware::from_fn(guard::loopback_only)),
         Socket::Unix { .. } => router,
@@ -48,14 +51,11 @@ async fn accept(listener: Listener, router: Router, room: Arc<Semaphore>, shutdo
             accepted = next(&listener, &room) => accepted,
         };
         match accepted {
-            Ok((stream, place)) => {
-                let serving = stream.serve(router.clone(), shutdown.clone());
-                connections.spawn(async move {
-                    serving.await;
-                    drop(place);
-                });
-            }
+            Ok(stream) => drop(connections.spawn(stream.serve(router.clone(), room.enter(), shutdown.clone()))),
             Err(error) => {
+                if is_out_of_descriptors(&error) {
+                    room.make_room();
+                }
                 warn!(%error, "could not accept a connection; trying again");
                 tokio::time::sleep(PAUSE).await;
             }
@@ -76,25 +76,29 @@ enum Stream {
 }
 
 impl Stream {
-    async fn serve(self, router: Router, shutdown: CancellationToken) {
+    async fn serve(self, router: Router, place: Place, shutdown: CancellationToken) {
         match self {
-            Self::Unix(stream) => connection::serve(stream, router, shutdown).await,
-            Self::Tcp(stream) => connection::serve(stream, router, shutdown).await,
+            Self::Unix(stream) => connection::serve(stream, router, place, shutdown).await,
+            Self::Tcp(stream) => connection::serve(stream, router, place, shutdown).await,
         }
     }
 }
 
-/// Takes a place before a client, so that nobody is accepted only to wait.
-async fn next(listener: &Listener, room: &Arc<Semaphore>) -> io::Result<(Stream, OwnedSemaphorePermit)> {
-    let place = room.clone().acquire_owned().await.map_err(io::Error::other)?;
-    let stream = match &listener.0 {
-        Socket::Unix { listener, .. } => Stream::Unix(listener.accept().await?.0),
+/// Only when there is a place, so that nobody is accepted only to wait: the kernel's queue is for that.
+async fn next(listener: &Listener, room: &Room) -> io::Result<Stream> {
+    room.has_place().await;
+    match &listener.0 {
+        Socket::Unix { listener, .. } => Ok(Stream::Unix(listener.accept().await?.0)),
         Socket::Tcp(listener) => {
             let (stream, _) = listener.accept().await?;
             // Answers are one write each; nothing is gained by waiting for more.
             stream.set_nodelay(true)?;
-            Stream::Tcp(stream)
+            Ok(Stream::Tcp(stream))
         }
-    };
-    Ok((stream, place))
+    }
+}
+
+/// Of the process, or of the whole host.
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error().map(Errno::from_raw_os_error), Some(Errno::MFILE | Errno::NFILE))
 }

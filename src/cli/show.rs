@@ -99,7 +99,7 @@ fn row(project: &ProjectView, now: Timestamp) -> [String; 8] {
     let component = if project.name.is_empty() { String::new() } else { format!(" ({})", project.name) };
     [
         project.key.clone(),
-        project.phase.clone(),
+        phase(project),
         project.leases.len().to_string(),
         project.connections.to_string(),
         age(&project.last_activity, now),
@@ -107,6 +107,12 @@ fn row(project: &ProjectView, now: Timestamp) -> [String; 8] {
         project.target.clone(),
         format!("{}{component}", project.repo),
     ]
+}
+
+/// With a question mark where kilnd has not looked yet.
+fn phase(project: &ProjectView) -> String {
+    let doubt = if project.unconfirmed { "?" } else { "" };
+    format!("{}{doubt}", project.phase)
 }
 
 /// `kiln show`.
@@ -122,7 +128,7 @@ pub(super) async fn project(client: &Client, args: &KeyArg) -> Result<(), CliErr
         ("name", project.name.clone()),
         ("target", project.target.clone()),
         ("arch", project.arch.clone()),
-        ("phase", project.phase.clone()),
+        ("phase", phase(&project)),
         ("reason", project.reason.clone()),
         (
             "queue",
@@ -191,5 +197,11 @@ mod tests {
             ["0 s ago", "3 s ago", "10 min ago", "2 h ago", "2 days ago"]
         );
         assert_eq!(age("soon", now), "soon");
+    }
+
+    #[test]
+    fn a_phase_that_nobody_has_looked_at_is_a_question() {
+        let view = |unconfirmed| ProjectView { phase: "warm".to_owned(), unconfirmed, ..ProjectView::default() };
+        assert_eq!([phase(&view(false)), phase(&view(true))], ["warm", "warm?"]);
     }
 }

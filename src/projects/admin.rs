@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::net::SocketAddrV4;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kiln_domain::explain::Explanation;
 use kiln_domain::plan::{Stop, StopWish};
 use kiln_domain::settings::SettingsError;
-use kiln_domain::{Key, Lease, ProjectRecord, Settings, Step};
+use kiln_domain::{Key, Lease, Phase, ProjectRecord, Settings, Step};
 use kiln_wire::units::{show_size, show_span};
 use kiln_wire::{LeaseView, Origin, ProjectView, QueuePlace, Setting, SettingsView};
 use thiserror::Error;
@@ -32,6 +33,9 @@ pub enum VerbError {
     Busy { key: Key, need: String },
     #[error(transparent)]
     Bad(#[from] SettingsError),
+    /// A disk or a volume is full.
+    #[error("{0}")]
+    NoRoom(String),
     #[error("{text}")]
     Failed { text: String, retryable: bool },
     #[error(transparent)]
@@ -70,6 +74,7 @@ impl Projects {
             match tokio::time::timeout(after, answer).await {
                 Ok(Ok(Ok(()))) => return Ok(()),
                 Ok(Ok(Err(StopRefusal::Busy(need)))) => return Err(VerbError::Busy { key: key.clone(), need }),
+                Ok(Ok(Err(StopRefusal::NoRoom(text)))) => return Err(VerbError::NoRoom(text)),
                 Ok(Ok(Err(StopRefusal::Failed { text, retryable }))) => return Err(failed(text, retryable)),
                 Ok(Err(_gone)) => {}
                 Err(_elapsed) => return Err(VerbError::TimedOut { key: key.clone(), after }),
@@ -154,6 +159,9 @@ impl Projects {
         };
         metrics.read_count(Count::StoreCommits, figures(|figures| figures.commits));
         metrics.read_count(Count::StoreWrites, figures(|figures| figures.writes));
+        metrics.read_count(Count::EventsDropped, figures(|figures| figures.events_dropped));
+        let store = self.shared.store.clone();
+        metrics.read_level(Level::JournalRows, move || Some(store.figures().journal_rows as f64));
     }
 
     pub async fn list(&self) -> Result<Vec<ProjectView>, StoreError> {
@@ -174,7 +182,14 @@ impl Projects {
     fn view(&self, record: &ProjectRecord, leases: &[Lease]) -> ProjectView {
         let worker = self.registry.get(&record.key);
         let status = worker.as_ref().map(|worker| worker.status.borrow().clone());
-        let phase = status.as_ref().and_then(|status| status.phase.as_ref()).unwrap_or(&record.phase);
+        let looked_at = status.as_ref().and_then(|status| status.phase.as_ref());
+        let phase = looked_at.unwrap_or(&record.phase);
+        let unconfirmed = looked_at.is_none() && !self.rests(record, worker.is_some());
+        let reason = if unconfirmed {
+            "it was so when kilnd last ran; the host has not been looked at since".to_owned()
+        } else {
+            status.as_ref().map_or_else(String::new, |status| status.reason.clone())
+        };
         let connections = worker.as_ref().map_or(0, |worker| worker.connections.count());
         let place =
             |(position, length): (usize, usize)| QueuePlace { position: position as u64, length: length as u64 };
@@ -185,7 +200,8 @@ impl Projects {
             target: record.spec.target.clone(),
             arch: record.spec.arch.to_string(),
             phase: phase.name().to_owned(),
-            reason: status.as_ref().map_or_else(String::new, |status| status.reason.clone()),
+            unconfirmed,
+            reason,
             generation: record.generation.get(),
             address: SocketAddrV4::new(record.address, self.config.daemon_port).to_string(),
             server_name: record.key.server_name(&self.config.addressing.domain),
@@ -197,6 +213,13 @@ impl Projects {
             queue: status.as_ref().and_then(|status| status.queue).map(place),
             pending: status.and_then(|status| status.pending).into_iter().collect(),
         }
+    }
+
+    /// Whether a project at which nobody has looked since the start is known to be as it is in the database: whatever runs was
+    /// found by the survey of the start, and whoever is not quiet has a worker until it is.
+    fn rests(&self, record: &ProjectRecord, has_worker: bool) -> bool {
+        let quiet = record.phase.is_quiet() || matches!(record.phase, Phase::Failed { .. });
+        self.shared.surveyed.load(Ordering::Acquire) && (quiet || !has_worker)
     }
 
     pub(crate) fn lease_view(&self, lease: &Lease) -> LeaseView {

@@ -10,6 +10,7 @@ use thiserror::Error;
 use tokio::sync::broadcast;
 
 use crate::buildkit::{ConfigError, ProbeError};
+use crate::causes;
 use crate::host::volumes::{FoundVolume, TrashName, Trashed, VolumeError};
 use crate::host::{FoundInstance, InstanceEvent, Properties, RuntimeError};
 use crate::pki::PkiError;
@@ -44,6 +45,11 @@ pub trait Effects: Send + Sync + 'static {
     /// The volumes of [`Effects::survey`], for which no runtime has to answer.
     async fn volumes(&self) -> Result<Vec<FoundVolume>, EffectError> {
         Ok(self.survey().await?.volumes)
+    }
+
+    /// The last of a removal: what a project has besides instance and volume, its certificates. Gone already is success.
+    async fn forget(&self, _key: &Key) -> Result<(), EffectError> {
+        Ok(())
     }
 
     /// Removes an instance that is no project's, by its name in [`Survey`]. One that runs is refused.
@@ -97,6 +103,22 @@ impl EffectError {
             Self::Runtime(error) => error.is_retryable(),
             Self::Volume(VolumeError::Busy { .. }) | Self::TimedOut { .. } | Self::NotServing { .. } => true,
             _ => false,
+        }
+    }
+
+    /// Whether a disk or a volume is full: somebody has to make room first.
+    pub fn is_no_room(&self) -> bool {
+        matches!(self, Self::Volume(VolumeError::Full { .. })) || causes::is_no_room(self)
+    }
+
+    /// With its causes, and what to do where no room is left.
+    pub fn in_words(&self) -> String {
+        let words = causes::in_one_line(self);
+        match self {
+            // It says so itself.
+            Self::Volume(VolumeError::Full { .. }) => words,
+            _ if self.is_no_room() => format!("{words}; free some space on that file system"),
+            _ => words,
         }
     }
 

@@ -1,5 +1,6 @@
 //! [`Projects`]: how a build asks for a daemon.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -101,6 +102,9 @@ pub enum RouteError {
     /// The host has no room for another daemon.
     #[error("{text}")]
     NotAdmitted { text: String },
+    /// A disk or a volume is full.
+    #[error("{text}")]
+    NoRoom { text: String },
     #[error("gave up after {} s; it is {phase}, because {reason}", .after.as_secs())]
     NotReady { after: Duration, phase: String, reason: String, queue: Option<(usize, usize)> },
     #[error("there is no lease with this buildId any more: it ended or was released; route again without buildId")]
@@ -123,6 +127,7 @@ impl From<Refusal> for RouteError {
             RefusalKind::OtherIdentity => Self::OtherIdentity { text },
             RefusalKind::TooManyLeases { key, live, limit } => Self::TooManyLeases { key, live, limit },
             RefusalKind::NotAdmitted => Self::NotAdmitted { text },
+            RefusalKind::NoRoom => Self::NoRoom { text },
             RefusalKind::NotNow => Self::Failed { text, retryable: true, timed_out: false },
             RefusalKind::TimedOut => Self::Failed { text, retryable: true, timed_out: true },
             RefusalKind::Broken => Self::Failed { text, retryable: false, timed_out: false },
@@ -166,6 +171,7 @@ impl Projects {
         let shared = Shared {
             metrics,
             rebuilding: Mutex::default(),
+            surveyed: AtomicBool::new(false),
             admission: Admission::new(config.admission, effects.clone()),
             store,
             effects,
@@ -279,9 +285,11 @@ impl Projects {
         if worker.mailbox.send(Message::Await { reply }).await.is_ok() {
             match self.wait(worker, patience.min(self.config.route_wait), answer).await {
                 Ok(Some(Ok(warm))) => routed.standing = Standing::Ready(Ready { generation: warm.generation }),
-                Ok(Some(Err(refusal))) if matches!(refusal.kind, RefusalKind::Broken | RefusalKind::NotAdmitted) => {
-                    return Err(refusal.into());
-                }
+                Ok(Some(Err(
+                    refusal @ Refusal {
+                        kind: RefusalKind::Broken | RefusalKind::NotAdmitted | RefusalKind::NoRoom, ..
+                    },
+                ))) => return Err(refusal.into()),
                 // One that knows its lease comes back; what went wrong is where the daemon stands.
                 Ok(Some(Err(_)) | None) | Err(_) => routed.standing = worker.standing(),
             }

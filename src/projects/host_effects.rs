@@ -317,9 +317,7 @@ impl HostEffects {
 
     /// The certificates first: what is planned again after a crash is planned for as long as there is a volume.
     async fn discard(&self, record: &ProjectRecord) -> Result<(), EffectError> {
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner).remove(&record.key);
-        let key = record.key.clone();
-        self.with_pki(move |pki| pki.remove(&key)).await?;
+        self.forget(&record.key).await?;
         match self.parts.volumes.discard(&record.key).await {
             Ok(_) | Err(VolumeError::Missing { .. }) => Ok(()),
             Err(error) => Err(error.into()),
@@ -434,13 +432,19 @@ impl Effects for HostEffects {
         Ok(self.parts.volumes.found().await?)
     }
 
+    async fn forget(&self, key: &Key) -> Result<(), EffectError> {
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        let key = key.clone();
+        self.with_pki(move |pki| pki.remove(&key)).await
+    }
+
     async fn remove_instance(&self, name: &str) -> Result<(), EffectError> {
         Ok(self.parts.runtime.destroy_found(name).await?)
     }
 
     async fn discard_volume(&self, key: &Key) -> Result<(), EffectError> {
         self.parts.volumes.discard(key).await?;
-        Ok(())
+        self.forget(key).await
     }
 
     async fn trash(&self) -> Result<Vec<Trashed>, EffectError> {

@@ -13,7 +13,7 @@ use super::effects::EffectError;
 use super::handle::Projects;
 use super::reconcile::ReconcileError;
 use crate::host::Properties;
-use crate::host::volumes::{ParseNameError, TrashName, Trashed};
+use crate::host::volumes::{ParseNameError, TrashName, Trashed, VolumeError};
 
 /// The trash is looked through this often at least: its storage fills without telling.
 const LOOK_EVERY: Duration = Duration::from_mins(10);
@@ -38,13 +38,18 @@ impl Projects {
     pub async fn restore(&self, name: &str) -> Result<Key, ReconcileError> {
         let name = parse(name)?;
         let rests = |phase: &Phase| phase.is_quiet() || matches!(phase, Phase::Failed { .. });
-        if self.shared.store.project(name.key()).await?.is_some_and(|record| !rests(&record.phase)) {
-            let why = format!("{} is in use: remove it first, or wait until it is idle", name.key());
-            return Err(ReconcileError::Impossible(why));
-        }
         let there = self.shared.effects.trash().await?.iter().any(|entry| entry.name == name);
+        let record = self.shared.store.project(name.key()).await?;
+        if let Some(record) = record.filter(|record| there && !rests(&record.phase)) {
+            return Err(has_another(name.key(), &format!("is {} with a cache of its own", record.phase.name())));
+        }
         let properties = if there {
-            self.shared.effects.restore(&name).await?
+            self.shared.effects.restore(&name).await.map_err(|error| match error {
+                EffectError::Volume(VolumeError::Exists { .. }) => {
+                    has_another(name.key(), "has another cache in its place")
+                }
+                error => error.into(),
+            })?
         } else {
             self.without_project(name.key())
                 .await?
@@ -149,6 +154,14 @@ impl Calm {
         }
         self.since.elapsed() >= Self::LONG_ENOUGH
     }
+}
+
+/// Two caches cannot have one place, and neither is thrown away unasked.
+fn has_another(key: &Key, why: &str) -> ReconcileError {
+    ReconcileError::Taken(format!(
+        "not restored, because {key} {why}: put that one in the trash first (`kiln rm {key}`, or `kiln orphans rm` if no \
+         project knows it), and then restore this one"
+    ))
 }
 
 fn parse(name: &str) -> Result<TrashName, ReconcileError> {

@@ -87,7 +87,12 @@ pub(super) enum Message {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum StopRefusal {
     Busy(String),
-    Failed { text: String, retryable: bool },
+    /// Somebody has to make room on a disk first.
+    NoRoom(String),
+    Failed {
+        text: String,
+        retryable: bool,
+    },
 }
 
 #[derive(Debug)]
@@ -152,6 +157,8 @@ pub(super) enum RefusalKind {
     },
     /// The host takes no more starts.
     NotAdmitted,
+    /// A disk or a volume is full.
+    NoRoom,
     /// Somebody has to change something first.
     Broken,
 }

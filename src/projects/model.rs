@@ -13,7 +13,7 @@ use kiln_domain::{Key, ProjectRecord, Settings};
 use tokio::sync::{Semaphore, broadcast};
 
 use super::effects::{EffectError, Effects, Survey};
-use crate::host::volumes::{TrashName, Trashed};
+use crate::host::volumes::{FoundVolume, TrashName, Trashed, VolumeError};
 use crate::host::{InstanceEvent, Properties, RuntimeError};
 
 /// What the model should do instead of obeying.
@@ -23,6 +23,8 @@ pub enum Mood {
     Obedient,
     /// The step fails and changes nothing.
     Failing(Step),
+    /// The step fails because no room is left on the disk.
+    Full(Step),
     /// The step succeeds and its answer is lost.
     Lossy(Step),
     /// Nothing can be seen.
@@ -44,6 +46,18 @@ struct Host {
     /// Whose steps never end.
     stuck: Option<Key>,
     load: HostLoad,
+    /// What a look through the whole host finds.
+    found: Survey,
+}
+
+impl Host {
+    fn can_be_seen(&self) -> Result<(), EffectError> {
+        if self.mood == Mood::Blind {
+            let (runtime, why) = ("model", "the model says so".into());
+            return Err(RuntimeError::Unavailable { runtime, why, remedy: "tell it otherwise".into() }.into());
+        }
+        Ok(())
+    }
 }
 
 /// See the module. Each step takes one permit from `gate`, so that a test can hold a step in flight.
@@ -52,6 +66,8 @@ pub struct ModelEffects {
     host: Mutex<Host>,
     events: broadcast::Sender<InstanceEvent>,
     pub gate: Semaphore,
+    /// One for each look.
+    eyes: Semaphore,
 }
 
 impl Default for ModelEffects {
@@ -65,8 +81,14 @@ impl Default for ModelEffects {
             hangs: false,
             stuck: None,
             load: HostLoad::default(),
+            found: Survey::default(),
         };
-        Self { host: Mutex::new(host), events: broadcast::Sender::new(64), gate: Semaphore::new(Self::OPEN) }
+        Self {
+            host: Mutex::new(host),
+            events: broadcast::Sender::new(64),
+            gate: Semaphore::new(Self::OPEN),
+            eyes: Semaphore::new(Self::OPEN),
+        }
     }
 }
 
@@ -87,6 +109,21 @@ impl ModelEffects {
         self.host().mood = mood;
     }
 
+    /// Looks at the host wait until [`ModelEffects::open_eyes`].
+    pub fn close_eyes(&self) {
+        self.eyes.forget_permits(usize::MAX);
+    }
+
+    pub fn open_eyes(&self) {
+        self.eyes.add_permits(Self::OPEN);
+    }
+
+    async fn look(&self) {
+        if let Ok(permit) = self.eyes.acquire().await {
+            permit.forget();
+        }
+    }
+
     /// Builds that every daemon tells of from now on.
     pub fn set_builds(&self, builds: u32) {
         self.host().builds = builds;
@@ -104,6 +141,10 @@ impl ModelEffects {
 
     pub fn set_load(&self, load: HostLoad) {
         self.host().load = load;
+    }
+
+    pub fn set_found(&self, found: Survey) {
+        self.host().found = found;
     }
 
     /// The instance is not as it would be made today.
@@ -153,11 +194,9 @@ impl ModelEffects {
 #[async_trait]
 impl Effects for ModelEffects {
     async fn observe(&self, record: &ProjectRecord, _settings: &Settings) -> Result<Observed, EffectError> {
+        self.look().await;
         let host = self.host();
-        if host.mood == Mood::Blind {
-            let (runtime, why) = ("model", "the model says so".into());
-            return Err(RuntimeError::Unavailable { runtime, why, remedy: "tell it otherwise".into() }.into());
-        }
+        host.can_be_seen()?;
         Ok(host.seen.get(&record.key).cloned().unwrap_or(Observed::NOTHING))
     }
 
@@ -194,7 +233,14 @@ impl Effects for ModelEffects {
     }
 
     async fn survey(&self) -> Result<Survey, EffectError> {
-        Ok(Survey::default())
+        self.look().await;
+        let host = self.host();
+        host.can_be_seen()?;
+        Ok(host.found.clone())
+    }
+
+    async fn volumes(&self) -> Result<Vec<FoundVolume>, EffectError> {
+        Ok(self.host().found.volumes.clone())
     }
 
     async fn remove_instance(&self, _name: &str) -> Result<(), EffectError> {
@@ -243,6 +289,9 @@ impl ModelEffects {
         };
         if host.mood == Mood::Failing(step) {
             return failed();
+        }
+        if host.mood == Mood::Full(step) {
+            return Err(VolumeError::Full { operation: step.name(), name: record.key.to_string() }.into());
         }
         host.done.push((record.key.clone(), step));
         let done = match step {

@@ -6,6 +6,7 @@
 //! only by an explicit verb. A database that was lost is filled again from the marks of volumes and instances.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kiln_domain::project::ProjectRecord;
@@ -49,6 +50,9 @@ pub enum ReconcileError {
     NotInTrash { name: String },
     #[error("{0}")]
     Impossible(String),
+    /// Its place is taken by what somebody has to see to first.
+    #[error("{0}")]
+    Taken(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,6 +134,7 @@ impl Projects {
             }
             match self.look_around().await {
                 Ok(orphans) => {
+                    self.shared.surveyed.store(true, Ordering::Release);
                     for Orphan { kind, name, why, .. } in orphans {
                         tracing::warn!(%kind, name, "an orphan is on the host: {why}");
                         self.note("orphan", format!("{kind} {name}: {why}"));

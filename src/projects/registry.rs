@@ -1,6 +1,7 @@
 //! Key → worker. A worker is in here for as long as it lives.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ pub(super) struct Shared {
     pub(super) metrics: Arc<Metrics>,
     /// Why the database, which is new, has not been filled from the host yet.
     pub(super) rebuilding: Mutex<Option<String>>,
+    /// The host has been looked through since the start: whatever runs has its worker.
+    pub(super) surveyed: AtomicBool,
     pub(super) policy: Policy,
     pub(super) defaults: Settings,
     pub(super) rules: Rules,

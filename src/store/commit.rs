@@ -74,21 +74,22 @@ impl<T> Future for Commit<T> {
 /// One write in the queue.
 pub(super) trait Job: Send {
     fn run(&mut self, writing: &mut Writing<'_>) -> Result<(), StoreError>;
-    /// `commit` is the fate of the commit that it ran in, `path` the database's.
-    fn answer(self: Box<Self>, commit: Result<(), StoreError>, path: &Path);
+    /// `commit` is the fate of the commit that it ran in, `path` the database's. True: an event was lost with it.
+    fn answer(self: Box<Self>, commit: Result<(), StoreError>, path: &Path) -> bool;
 }
 
-/// A write for the queue, and its future.
-pub(super) fn job<T, F>(write: F) -> (Box<dyn Job>, Commit<T>)
+/// A write for the queue, and its future. `tells`: an event for the journal goes along.
+pub(super) fn job<T, F>(tells: bool, write: F) -> (Box<dyn Job>, Commit<T>)
 where
     T: Send + 'static,
     F: FnOnce(&mut Writing<'_>) -> Result<T, StoreError> + Send + 'static,
 {
     let (reply, answer) = oneshot::channel();
-    (Box::new(Submitted { write: Some(write), outcome: None, reply }), Commit(Waiting::Submitted(answer)))
+    (Box::new(Submitted { tells, write: Some(write), outcome: None, reply }), Commit(Waiting::Submitted(answer)))
 }
 
 struct Submitted<T, F> {
+    tells: bool,
     write: Option<F>,
     outcome: Option<Result<T, StoreError>>,
     reply: oneshot::Sender<Result<T, StoreError>>,
@@ -107,23 +108,29 @@ where
         told
     }
 
-    fn answer(self: Box<Self>, commit: Result<(), StoreError>, path: &Path) {
+    fn answer(self: Box<Self>, commit: Result<(), StoreError>, path: &Path) -> bool {
         let outcome = match (commit, self.outcome) {
             // Its own error says more than the commit's.
             (_, Some(Err(own))) => Err(own.of_database(path)),
             (Err(error), _) => Err(error),
             (Ok(()), outcome) => outcome.unwrap_or(Err(StoreError::Closed)),
         };
+        // What is against the rules did not happen, and there is nothing to tell of it.
+        let lost = self.tells && outcome.as_ref().is_err_and(|error| !error.is_refusal());
         // Nobody listens where the caller went away; the write stands all the same.
         let _ = self.reply.send(outcome);
+        lost
     }
 }
 
-/// What was written since the start.
+/// What was written since the start, and how much the journal holds now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Figures {
     pub commits: u64,
     pub writes: u64,
+    /// Events that could not be written.
+    pub events_dropped: u64,
+    pub journal_rows: u64,
 }
 
 /// What can be known of commits from outside.
@@ -137,6 +144,8 @@ pub(super) struct Watch {
 struct Counters {
     commits: AtomicU64,
     writes: AtomicU64,
+    events_dropped: AtomicU64,
+    journal_rows: AtomicU64,
 }
 
 impl Watch {
@@ -146,7 +155,18 @@ impl Watch {
 
     pub(super) fn figures(&self) -> Figures {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Figures { commits: read(&self.counters.commits), writes: read(&self.counters.writes) }
+        let Counters { commits, writes, events_dropped, journal_rows } = &*self.counters;
+        Figures {
+            commits: read(commits),
+            writes: read(writes),
+            events_dropped: read(events_dropped),
+            journal_rows: read(journal_rows),
+        }
+    }
+
+    /// An event was lost, be it before its write was taken.
+    pub(super) fn event_dropped(&self) {
+        self.counters.events_dropped.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -164,7 +184,8 @@ impl Committer {
     pub(super) fn new(connection: Connection, path: &Path) -> Result<Self, OpenError> {
         let journal = Journal::of(&connection).map_err(schema::at(path, "measure the journal of"))?;
         let (events, _) = broadcast::channel(BROADCAST);
-        let watch = Watch { counters: Arc::default(), events };
+        let counters = Counters { journal_rows: AtomicU64::new(journal.rows()), ..Counters::default() };
+        let watch = Watch { counters: Arc::new(counters), events };
         Ok(Self { connection, path: path.to_owned(), journal, watch, complaints: Seldom::default() })
     }
 
@@ -207,8 +228,11 @@ impl Committer {
                 }
             }
         }
+        self.watch.counters.journal_rows.store(self.journal.rows(), Ordering::Relaxed);
         for job in batch.drain(..) {
-            job.answer(committed.clone(), &self.path);
+            if job.answer(committed.clone(), &self.path) {
+                self.watch.event_dropped();
+            }
         }
     }
 

@@ -87,6 +87,18 @@ impl StoreError {
         )
     }
 
+    /// Whether it was refused by a rule, and the database is well.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::OtherIdentity { .. }
+                | Self::NoAddress { .. }
+                | Self::UnknownProject { .. }
+                | Self::NotRemoving { .. }
+                | Self::WrongKey { .. }
+        )
+    }
+
     /// When to try the same call again: also where the disk must be seen to first, because whoever can wait does better to
     /// come again than to give up. `None`: it would fail as it did.
     pub fn retry_after(&self) -> Option<Duration> {

@@ -52,6 +52,10 @@ impl Journal {
         Ok(Self { retention: Retention::default(), rows, bytes: text + rows * ROW })
     }
 
+    pub(super) fn rows(&self) -> u64 {
+        self.rows
+    }
+
     fn is_full(&self) -> bool {
         self.rows > self.retention.rows || self.bytes > self.retention.bytes
     }

@@ -38,7 +38,7 @@ impl Memory {
         Ok(Arc::new(Self { state, submitted: Notify::new(), watch }))
     }
 
-    pub(super) fn submit<T, F>(&self, write: F) -> Commit<T>
+    pub(super) fn submit<T, F>(&self, tells: bool, write: F) -> Commit<T>
     where
         T: Send + 'static,
         F: FnOnce(&mut Writing<'_>) -> Result<T, StoreError> + Send + 'static,
@@ -48,9 +48,12 @@ impl Memory {
             return Commit::refused(StoreError::Closed);
         }
         if state.queue.len() >= QUEUE {
+            if tells {
+                self.watch.event_dropped();
+            }
             return Commit::refused(StoreError::WritesWaiting { waiting: QUEUE });
         }
-        let (job, commit) = commit::job(write);
+        let (job, commit) = commit::job(tells, write);
         state.queue.push(job);
         self.submitted.notify_one();
         commit
@@ -161,5 +164,7 @@ impl Job for NoRoom {
         Err(StoreError::sqlite(doing)(rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_FULL), None)))
     }
 
-    fn answer(self: Box<Self>, _: Result<(), StoreError>, _: &Path) {}
+    fn answer(self: Box<Self>, _: Result<(), StoreError>, _: &Path) -> bool {
+        false
+    }
 }

@@ -9,7 +9,7 @@
 //! that another kilnd holds is refused at opening with an error that says so; a damaged one, too, or it is kept beside a
 //! new one, as the caller asks. A damaged row spoils nothing but itself: lists leave it out and tell of it once.
 //!
-//! What a warm `/route` costs: one row in `leases`, `projects` and `events` each, five pages on average, appended to a log
+//! What a warm `/route` costs: one row in `leases`, `projects` and `events` each, six pages on average, appended to a log
 //! whose blocks are allocated already, and one `fdatasync` of it. Moving pages from the log to the database happens
 //! between commits (`writer`).
 //!
@@ -184,9 +184,18 @@ impl Store {
         T: Send + 'static,
         F: FnOnce(&mut Writing<'_>) -> Result<T, StoreError> + Send + 'static,
     {
+        self.submit_telling(false, write)
+    }
+
+    /// `tells`: an event goes along, and counts as dropped if it does not get into the journal.
+    fn submit_telling<T, F>(&self, tells: bool, write: F) -> Commit<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&mut Writing<'_>) -> Result<T, StoreError> + Send + 'static,
+    {
         match &*self.engine {
-            Engine::File { writer, .. } => writer.submit(write),
-            Engine::Memory(memory) => memory.submit(write),
+            Engine::File { writer, .. } => writer.submit(tells, write),
+            Engine::Memory(memory) => memory.submit(tells, write),
         }
     }
 
@@ -239,7 +248,13 @@ impl Store {
     /// The latest `limit` events about a project, the newest last.
     pub async fn events_of(&self, key: &Key, limit: u32) -> Result<Vec<Event>, StoreError> {
         let key = key.clone();
-        self.list(move |connection| rows::events_of(connection, &key, limit)).await
+        self.list(move |connection| rows::latest_events_of(connection, &key, limit)).await
+    }
+
+    /// As [`Store::events`], of those about a project.
+    pub async fn later_events_of(&self, key: &Key, after: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
+        let key = key.clone();
+        self.list(move |connection| rows::later_events_of(connection, &key, after, limit)).await
     }
 
     /// 0 before the first.
@@ -274,27 +289,27 @@ impl Store {
     /// gets the lowest free one. One that is there already with this identity is answered as it is, and `event` is not
     /// written; one with another identity is [`StoreError::OtherIdentity`].
     pub fn adopt_project(&self, record: ProjectRecord, pool: AddressPool, event: Option<NewEvent>) -> Commit<Created> {
-        self.submit(move |writing| writes::adopt_project(writing, record, pool, event))
+        self.submit_telling(event.is_some(), move |writing| writes::adopt_project(writing, record, pool, event))
     }
 
     /// Writes phase, generation, incarnation, settings, builds and last activity as `record` has them; identity, address
     /// and birth are for life.
     pub fn save_project(&self, record: &ProjectRecord, event: Option<NewEvent>) -> Commit<()> {
         let record = record.clone();
-        self.submit(move |writing| writes::save_project(writing, &record, event))
+        self.submit_telling(event.is_some(), move |writing| writes::save_project(writing, &record, event))
     }
 
     /// Forgets a project and its leases; its events stay. False: there was none, and nothing is written. In any phase but
     /// `Removing` it is [`StoreError::NotRemoving`].
     pub fn remove_project(&self, key: &Key, event: Option<NewEvent>) -> Commit<bool> {
         let key = key.clone();
-        self.submit(move |writing| writes::remove_project(writing, &key, event))
+        self.submit_telling(event.is_some(), move |writing| writes::remove_project(writing, &key, event))
     }
 
     /// Adds the lease, moves the project's last activity forward to the lease's birth, and notes its builds.
     pub fn add_lease(&self, key: &Key, lease: &Lease, builds: &BuildTimes, event: Option<NewEvent>) -> Commit<()> {
         let (key, lease, builds) = (key.clone(), lease.clone(), builds.clone());
-        self.submit(move |writing| writes::add_lease(writing, &key, &lease, &builds, event))
+        self.submit_telling(event.is_some(), move |writing| writes::add_lease(writing, &key, &lease, &builds, event))
     }
 
     /// Notes that the client was there at `renewed`, unless it was there later. False: there is no such lease.
@@ -307,7 +322,7 @@ impl Store {
     /// nothing is written, not even the event.
     pub fn remove_lease(&self, token: &TokenHash, now: Timestamp, event: Option<NewEvent>) -> Commit<bool> {
         let token = token.clone();
-        self.submit(move |writing| writes::remove_lease(writing, &token, now, event))
+        self.submit_telling(event.is_some(), move |writing| writes::remove_lease(writing, &token, now, event))
     }
 
     /// Removes leases that count no more, which is nobody's activity. Resolves to how many there were.
@@ -322,12 +337,12 @@ impl Store {
 
     /// The projects of the host are in the database; ends [`Store::needs_rebuild`].
     pub fn rebuilt(&self, event: Option<NewEvent>) -> Commit<()> {
-        self.submit(move |writing| writes::rebuilt(writing, event))
+        self.submit_telling(event.is_some(), move |writing| writes::rebuilt(writing, event))
     }
 
     /// Adds to the journal; resolves to the event's id.
     pub fn record(&self, event: NewEvent) -> Commit<i64> {
-        self.submit(move |writing| events::record(writing, event))
+        self.submit_telling(true, move |writing| events::record(writing, event))
     }
 
     /// Bounds the journal, from its next event on; [`Retention::default`] until then. What is too much by then goes in

@@ -90,13 +90,30 @@ pub(super) fn events(connection: &Connection, after: i64, limit: u32) -> Result<
     list(connection, &sql, [after], limit as usize, "read the journal", to_event)
 }
 
-/// From the newest on, until there are enough: quick for a project that is in use, tens of milliseconds for one that has
-/// not been for long.
-pub(super) fn events_of(connection: &Connection, key: &Key, limit: u32) -> Result<List<Event>, StoreError> {
-    let sql = format!("{EVENT} WHERE key = ?1 ORDER BY id DESC");
-    let (mut events, damaged) = list(connection, &sql, [key.as_str()], limit as usize, "read the journal", to_event)?;
+/// As [`events`], and about one project.
+pub(super) fn later_events_of(
+    connection: &Connection,
+    key: &Key,
+    after: i64,
+    limit: u32,
+) -> Result<List<Event>, StoreError> {
+    list(connection, &later_of(), (key.as_str(), after), limit as usize, "read the journal", to_event)
+}
+
+/// The newest, the last of them last.
+pub(super) fn latest_events_of(connection: &Connection, key: &Key, limit: u32) -> Result<List<Event>, StoreError> {
+    let (mut events, damaged) =
+        list(connection, &latest_of(), [key.as_str()], limit as usize, "read the journal", to_event)?;
     events.reverse();
     Ok((events, damaged))
+}
+
+pub(super) fn later_of() -> String {
+    format!("{EVENT} WHERE key = ?1 AND id > ?2 ORDER BY id")
+}
+
+pub(super) fn latest_of() -> String {
+    format!("{EVENT} WHERE key = ?1 ORDER BY id DESC")
 }
 
 pub(super) fn latest_event_id(connection: &Connection) -> Result<i64, StoreError> {

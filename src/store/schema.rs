@@ -22,6 +22,7 @@ const APPLICATION_ID: i64 = 0x4b49_4c4e;
 pub(super) const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0001_projects_leases_events.sql"),
     include_str!("migrations/0002_ends_settings_builds_reasons.sql"),
+    include_str!("migrations/0003_events_by_project.sql"),
 ];
 
 /// Nobody else writes to the file; this covers an admin who has it open in `sqlite3`.

@@ -43,18 +43,23 @@ impl Writer {
         Ok(Self { queue: Some(queue), thread: Some(thread), watch })
     }
 
-    /// Puts `write` in the queue. Never blocks: where there is no room, the answer is an error at once.
-    pub(super) fn submit<T, F>(&self, write: F) -> Commit<T>
+    /// Puts `write` in the queue, with which an event goes along if it `tells`. Never blocks: where there is no room, the
+    /// answer is an error at once.
+    pub(super) fn submit<T, F>(&self, tells: bool, write: F) -> Commit<T>
     where
         T: Send + 'static,
         F: FnOnce(&mut Writing<'_>) -> Result<T, StoreError> + Send + 'static,
     {
-        let (job, commit) = commit::job(write);
-        match self.queue.as_ref().map(|queue| queue.try_send(job)) {
-            Some(Ok(())) => commit,
-            Some(Err(TrySendError::Full(_))) => Commit::refused(StoreError::WritesWaiting { waiting: QUEUE }),
-            Some(Err(TrySendError::Disconnected(_))) | None => Commit::refused(StoreError::Closed),
+        let (job, commit) = commit::job(tells, write);
+        let refusal = match self.queue.as_ref().map(|queue| queue.try_send(job)) {
+            Some(Ok(())) => return commit,
+            Some(Err(TrySendError::Full(_))) => StoreError::WritesWaiting { waiting: QUEUE },
+            Some(Err(TrySendError::Disconnected(_))) | None => StoreError::Closed,
+        };
+        if tells {
+            self.watch.event_dropped();
         }
+        Commit::refused(refusal)
     }
 
     pub(super) fn watch(&self) -> &Watch {

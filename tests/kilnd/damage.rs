@@ -178,6 +178,56 @@ fn a_key_that_was_renamed_by_hand_is_told_of_and_spoils_nothing_else() {
     kilnd.is_well();
 }
 
+/// There is no cache whose way to the trash would take them along.
+#[test]
+fn a_project_without_a_cache_leaves_no_certificates_when_it_is_removed() {
+    let stage = Stage::with_script("exit 1", "");
+    let kilnd = stage.start();
+    let key = failed_project(&kilnd, REPO);
+    let certificates = ["pki", "daemons"].map(|place| stage.state().join(place).join(&key));
+    assert!(certificates.iter().all(|directory| directory.is_dir()), "{certificates:?}");
+    fs::remove_dir_all(stage.state().join("volumes/live").join(&key)).expect("lost");
+    let removed = http::delete(stage.api, &format!("/v1/projects/{key}")).expect("an answer");
+    assert_eq!(removed.status, 204, "{removed:?}");
+    assert!(!certificates.iter().any(|directory| directory.exists()), "{certificates:?}");
+    assert_eq!(kilnd.get("/v1/trash").json().as_array().map(Vec::len), Some(0));
+}
+
+/// Two caches cannot have one place: neither is lost, and the answer says how to swap them.
+#[test]
+fn a_cache_is_not_restored_over_another() {
+    let stage = Stage::with_script("exit 1", "");
+    let kilnd = stage.start();
+    let key = failed_project(&kilnd, REPO);
+    let remove = || http::delete(stage.api, &format!("/v1/projects/{key}")).expect("an answer").status;
+    assert_eq!(remove(), 204);
+    let trash = || kilnd.get("/v1/trash").json();
+    let name = trash()[0]["name"].as_str().expect("a name").to_owned();
+    let restore = || kilnd.post(&format!("/v1/trash/{name}/restore"), "");
+    let refused = |why: &str| {
+        let answer = restore();
+        assert_eq!(answer.status, 409, "{answer:?}");
+        for words in [why, &format!("`kiln rm {key}`"), "and then restore this one"] {
+            assert!(answer.body.contains(words), "no {words:?} in {answer:?}");
+        }
+        assert_eq!(trash()[0]["name"], name.as_str(), "it stays where it is");
+    };
+    assert_eq!(failed_project(&kilnd, REPO), key);
+    refused("has another cache in its place");
+    // And under a daemon, be it only on its way.
+    stage.set_buildkitd("exec sleep 60");
+    let waiting = kilnd.post("/route?wait=0", &format!(r#"{{"repo":"{REPO}","arch":"amd64"}}"#));
+    assert_eq!(waiting.status, 202, "{waiting:?}");
+    until("it to be on its way", || kilnd.project(REPO)["phase"] == "starting");
+    refused("is starting with a cache of its own");
+    let token = waiting.json()["buildId"].as_str().expect("a token").to_owned();
+    let released = kilnd.post("/complete", &format!(r#"{{"key":"{key}","buildId":"{token}"}}"#));
+    assert_eq!(released.status, 204, "{released:?}");
+    until("it to be removed", || remove() == 204);
+    let answer = restore();
+    assert_eq!((answer.status, answer.json()["key"].as_str()), (200, Some(key.as_str())), "{answer:?}");
+}
+
 /// Killed when the cache is back in its place and its project is not in the database yet.
 #[test]
 fn a_return_from_the_trash_that_a_crash_cut_short_is_finished_by_the_next_try() {

@@ -19,6 +19,10 @@ pub struct ProjectView {
     pub arch: String,
     /// `absent`, `provisioning`, `starting`, `warm`, `draining`, `rolling`, `idle`, `removing` or `failed`.
     pub phase: String,
+    /// The phase is the one that the database had when kilnd started: it has not looked at the host since. Left out as soon as it
+    /// has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unconfirmed: bool,
     /// Why it stands where it stands, in words.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,

@@ -59,3 +59,30 @@ async fn a_disk_that_takes_nothing_is_not_now_at_every_endpoint_and_says_what_to
     let statuses: Vec<_> = met_everywhere(&busy).into_iter().map(|(_, answer)| answer.status().as_u16()).collect();
     assert_eq!(statuses, [429, 503, 503, 503, 503, 503]);
 }
+
+#[tokio::test]
+async fn a_full_disk_of_the_host_is_not_now_whatever_was_asked_for() {
+    use crate::host::RuntimeError;
+    use crate::host::volumes::VolumeError;
+    use crate::projects::EffectError;
+
+    let (plain, json) = (|error: PlainError| error.into_response(), |error: JsonError| error.into_response());
+    let volume = || EffectError::from(VolumeError::Full { operation: "restore", name: "p1".into() });
+    let disk = || {
+        let source = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let (operation, instance, path) = ("start", "buildkitd-p1".into(), "/run/kiln/p1".into());
+        EffectError::from(RuntimeError::Io { operation, instance, path, source })
+    };
+    let text = || disk().in_words();
+    for (place, answer, words) in [
+        ("upkeep", json(VerbError::from(projects::ReconcileError::Host(volume())).into()), "free some"),
+        ("upkeep", json(VerbError::from(projects::ReconcileError::Host(disk())).into()), "free some"),
+        ("trash", json(VerbError::from(volume()).into()), "give the volume more"),
+        ("verb", json(VerbError::from(projects::VerbError::NoRoom(text())).into()), "/run/kiln/p1"),
+        ("route", plain(RouteError::from(projects::RouteError::NoRoom { text: text() }).into()), "free some"),
+    ] {
+        let (status, retry_after, text) = told(answer).await;
+        assert_eq!((status, retry_after.as_deref()), (503, Some("30")), "{place}: {text}");
+        assert!(text.contains(words), "{place}: {text}");
+    }
+}

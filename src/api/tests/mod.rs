@@ -29,6 +29,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
+use super::places::{Room, Size};
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -319,6 +320,10 @@ impl Server {
     }
 
     async fn with_settings(heart: FakeHeart, settings: Settings) -> Self {
+        Self::with_size(heart, settings, Size { places: 1024, reserve: 64 }).await
+    }
+
+    async fn with_size(heart: FakeHeart, settings: Settings, size: Size) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
         let heart = Arc::new(heart);
         let store = Store::open(&directory.path().join("kiln.db")).expect("opens");
@@ -328,7 +333,7 @@ impl Server {
         let shutdown = CancellationToken::new();
         let metrics = Arc::new(Metrics::new());
         let api = Api::new(heart.clone(), store.clone(), metrics.clone(), settings);
-        let running = tokio::spawn(serve(vec![unix, tcp], api, shutdown.clone()));
+        let running = tokio::spawn(serve::serve_in(size, vec![unix, tcp], api, shutdown.clone()));
         Self { directory, heart, store, metrics, tcp: address, shutdown, running }
     }
 

@@ -99,7 +99,8 @@ async fn kept(sent: &str) -> (Duration, String) {
     let store = Store::open(&directory.path().join("kiln.db")).expect("opens");
     let router = Api::new(heart, store, Arc::new(Metrics::new()), SETTINGS).router();
     let (mut client, server) = tokio::io::duplex(64 * 1024);
-    tokio::spawn(connection::serve(server, router, CancellationToken::new()));
+    let place = Room::new(Size { places: 1, reserve: 0 }).enter();
+    tokio::spawn(connection::serve(server, router, place, CancellationToken::new()));
     client.write_all(sent.as_bytes()).await.expect("sends");
     let begin = tokio::time::Instant::now();
     let mut answer = String::new();
@@ -120,4 +121,67 @@ async fn every_stage_has_an_end() {
     let (between, answer) = kept("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await;
     assert_eq!(seconds(between), 60, "between two requests");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+/// A few places, so that a test can take them all.
+async fn small(heart: FakeHeart) -> Server {
+    Server::with_size(heart, SETTINGS, Size { places: 4, reserve: 2 }).await
+}
+
+const HEALTH: &str = "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+
+#[tokio::test]
+async fn connections_that_keep_us_waiting_make_way_for_others_and_no_request_does() {
+    let server = small(FakeHeart { route_waits: true, ..FakeHeart::default() }).await;
+    let mut build = server.connect().await;
+    build.write_all(request("POST", "/route", BODY).as_bytes()).await.expect("sends");
+    server.heart.entered.notified().await;
+    let mut silent = Vec::new();
+    for sent in
+        ["", "POST /route HTTP/1.1\r\nX-Slow: ", "POST /complete HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"]
+    {
+        for _ in 0..20 {
+            let (mut over_unix, mut over_tcp) =
+                (server.connect().await, TcpStream::connect(server.tcp).await.expect("connects"));
+            over_unix.write_all(sent.as_bytes()).await.expect("sends");
+            over_tcp.write_all(sent.as_bytes()).await.expect("sends");
+            silent.push((over_unix, over_tcp));
+        }
+        assert_eq!(server.get("/healthz").await.status, 200, "after {sent:?}");
+        assert_eq!(server.over_tcp(HEALTH).await.status, 200, "after {sent:?}");
+    }
+    server.heart.go.notify_one();
+    let mut answer = String::new();
+    tokio::time::timeout(PATIENCE, build.read_to_string(&mut answer)).await.expect("in time").expect("reads");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[tokio::test]
+async fn where_all_places_have_requests_under_way_short_ones_are_answered_all_the_same() {
+    let server = small(FakeHeart { route_waits: true, ..FakeHeart::default() }).await;
+    let mut builds = Vec::new();
+    for _ in 0..4 {
+        let mut build = TcpStream::connect(server.tcp).await.expect("connects");
+        build.write_all(request("POST", "/route", BODY).as_bytes()).await.expect("sends");
+        server.heart.entered.notified().await;
+        builds.push(build);
+    }
+    for _ in 0..8 {
+        let kept = HEALTH.replace("Connection: close\r\n", "");
+        let answer = server.over_tcp(&kept).await;
+        assert_eq!((answer.status, answer.header("connection")), (200, Some("close")), "{answer:?}");
+    }
+    let answer = server.over_tcp(&request("POST", "/route", BODY)).await;
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")), "{answer:?}");
+    assert!(answer.is_plain() && answer.body.contains("as many requests under way as it takes"), "{answer:?}");
+    server.settled(1).await;
+    assert_eq!(server.heart.released.load(Ordering::SeqCst), 1, "its lease went with it");
+    // On the other door nobody notices.
+    assert_eq!(server.post("/prewarm", BODY).await.status, 202);
+    server.heart.go.notify_waiters();
+    for mut build in builds {
+        let mut answer = String::new();
+        tokio::time::timeout(PATIENCE, build.read_to_string(&mut answer)).await.expect("in time").expect("reads");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
 }

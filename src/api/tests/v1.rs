@@ -108,6 +108,7 @@ async fn each_failure_of_a_verb_has_its_status() {
                 409,
                 "kiln stop --force pbcce5b6205652dd7",
             ),
+            (VerbError::Taken("it has another cache".into()), 409, "another cache"),
             (VerbError::Unavailable { why: "Incus is away".into(), retry_after: soon }, 503, "Incus is away"),
             (VerbError::Failed("it hangs".into()), 500, "it hangs"),
         ] {

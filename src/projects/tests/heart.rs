@@ -4,9 +4,14 @@
 use kiln_domain::admission::HostLoad;
 use kiln_domain::health::HealthPolicy;
 use kiln_domain::settings::{RepoPattern, Rule};
-use kiln_domain::{Phase, Tier};
+use kiln_domain::{Phase, ProjectRecord, Tier};
 
+use super::super::effects::Survey;
+use super::super::host_effects::properties;
 use super::*;
+use crate::host::FoundInstance;
+use crate::host::volumes::FoundVolume;
+use crate::store::StoreError;
 
 fn short_wait(wait: Duration) -> RouteOptions {
     RouteOptions { wait: Some(wait), ..RouteOptions::default() }
@@ -392,6 +397,25 @@ async fn l2_a_removal_that_failed_half_way_goes_on_after_a_restart() {
 // === What the host does to us
 
 #[tokio::test]
+async fn a_full_disk_is_told_as_such_to_a_route_and_to_an_admin() {
+    let bench = Bench::new(ModelEffects::default());
+    bench.effects.set_mood(Mood::Full(Step::CreateVolume));
+    let refused = bench.try_route().await;
+    assert!(matches!(&refused, Err(RouteError::NoRoom { text }) if text.contains("no space left")), "{refused:?}");
+    // Who polls with a lease is told, too: somebody has to make room first.
+    let patient = RouteOptions { wait: Some(Duration::from_secs(9)), ..RouteOptions::default() };
+    let refused = bench.projects.route(spec(), patient).await.map(deliver);
+    assert!(matches!(&refused, Err(RouteError::NoRoom { .. })), "{refused:?}");
+    bench.effects.set_mood(Mood::Obedient);
+    bench.idle_after_a_build().await;
+    bench.effects.set_mood(Mood::Full(Step::Discard));
+    let refused = bench.projects.remove(&key()).await;
+    assert!(matches!(&refused, Err(VerbError::NoRoom(text)) if text.contains("no space left")), "{refused:?}");
+    bench.effects.set_mood(Mood::Obedient);
+    bench.projects.remove(&key()).await.expect("removed");
+}
+
+#[tokio::test]
 async fn l24_a_host_operation_that_hangs_is_cut_and_no_other_project_notices() {
     let deadlines = StepDeadlines { create_volume: Duration::from_millis(200), ..StepDeadlines::default() };
     let bench = Bench::with_config(ModelEffects::default(), ProjectsConfig { deadlines, ..config(policy()) });
@@ -424,6 +448,33 @@ async fn f18_l22_a_look_that_fails_is_not_an_absence() {
     assert_eq!(bench.steps(), steps, "nothing was made or undone in the dark");
     bench.effects.set_mood(Mood::Obedient);
     assert_eq!((bench.route().await.generation, bench.count(Step::CreateVolume)), (2, 1));
+}
+
+#[tokio::test]
+async fn what_nobody_has_looked_at_since_the_start_is_shown_as_such() {
+    let bench = Bench::new(ModelEffects::default());
+    let build = bench.route().await;
+    let shown = async |b: &Bench| {
+        let listed = b.projects.list().await.expect("listed").remove(0);
+        assert_eq!(listed.unconfirmed, listed.reason.contains("has not been looked at since"), "{listed:?}");
+        (listed.phase, listed.unconfirmed)
+    };
+    assert_eq!(shown(&bench).await, ("warm".to_owned(), false));
+    assert!(bench.complete(&build).await);
+    bench.effects.close_eyes();
+    let bench = bench.restart().await;
+    assert_eq!(shown(&bench).await, ("warm".to_owned(), true));
+    assert!(bench.projects.show(&key()).await.expect("shown").is_some_and(|view| view.unconfirmed));
+    bench.effects.open_eyes();
+    bench.until("somebody has looked", async |b| shown(b).await == ("warm".to_owned(), false)).await;
+    // What sleeps has no worker: the look through the host tells.
+    bench.projects.stop(&key(), false).await.expect("stopped");
+    bench.effects.close_eyes();
+    let bench = bench.restart().await;
+    assert_eq!(shown(&bench).await, ("idle".to_owned(), true));
+    bench.effects.open_eyes();
+    bench.until("somebody has looked", async |b| shown(b).await == ("idle".to_owned(), false)).await;
+    assert_eq!(bench.projects.workers(), 0);
 }
 
 #[tokio::test]
@@ -566,6 +617,43 @@ async fn leases_that_nobody_uses_keep_no_newcomer_out() {
     let builds = [bench.route().await, bench.route().await];
     bench.until("their grace is over", async |b| b.try_route().await.is_ok()).await;
     assert!(bench.complete(&builds[0]).await, "and they are still known");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_while_the_runtime_is_away_is_whole_when_it_is_back() {
+    let marks = |spec: &BuildSpec, settings: &str| {
+        let address = "10.88.0.9".parse().expect("an address");
+        let record = ProjectRecord::new(spec.clone(), address, kiln_domain::Timestamp::EPOCH);
+        let mut marks = properties(&record);
+        marks.insert("settings".to_owned(), settings.to_owned());
+        marks
+    };
+    let (with_cache, without, new) = (spec_of(1), spec_of(2), spec_of(3));
+    let effects = Arc::new(ModelEffects::default());
+    let volume = (Key::of(&with_cache), marks(&with_cache, r#"{"tier":"hot"}"#));
+    let instance = (Key::of(&without), marks(&without, ""));
+    effects.set_found(Survey {
+        volumes: vec![FoundVolume { name: "a volume".into(), key: Some(volume.0), properties: volume.1 }],
+        instances: vec![FoundInstance {
+            name: "an instance".into(),
+            key: Some(instance.0.clone()),
+            properties: instance.1,
+            running: false,
+        }],
+    });
+    effects.set_mood(Mood::Blind);
+    let bench = Bench::in_memory(effects.clone(), config(policy()));
+    let attending = bench.projects.start(bench.running.clone()).await.expect("the store can be read");
+    let known = async || bench.projects.store().projects().await.expect("read").len();
+    assert_eq!(known().await, 1, "the caches wait for no runtime");
+    let refused = bench.projects.route(new.clone(), RouteOptions::default()).await.map(deliver);
+    assert!(matches!(refused, Err(RouteError::Store(StoreError::Rebuilding { .. }))), "{refused:?}");
+    effects.set_mood(Mood::Obedient);
+    bench.until("the instances are in", async |_| known().await == 2).await;
+    bench.projects.route(new, RouteOptions::default()).await.map(deliver).expect("a new project is taken again");
+    bench.until("the hot one is up", async |bench| bench.count(Step::StartInstance) == 2).await;
+    assert!(!bench.projects.store().needs_rebuild().await.expect("read"));
+    drop(attending);
 }
 
 #[tokio::test]

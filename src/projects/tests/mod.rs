@@ -66,6 +66,22 @@ impl Bench {
 
     fn on(dir: TempDir, effects: Arc<ModelEffects>, config: ProjectsConfig) -> Self {
         let store = Store::open(&dir.path().join("kiln.db")).expect("a database");
+        Self::over(store, dir, effects, config)
+    }
+
+    /// With no thread of a store, for tests on a paused clock.
+    fn in_memory(effects: Arc<ModelEffects>, config: ProjectsConfig) -> Self {
+        let (store, disk) = Store::in_memory().expect("a database");
+        tokio::spawn(async move {
+            loop {
+                disk.some_waiting().await;
+                disk.commit_now();
+            }
+        });
+        Self::over(store, TempDir::new().expect("a directory"), effects, config)
+    }
+
+    fn over(store: Store, dir: TempDir, effects: Arc<ModelEffects>, config: ProjectsConfig) -> Self {
         let foundations = Foundations {
             store,
             effects: effects.clone(),

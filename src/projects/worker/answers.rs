@@ -51,8 +51,15 @@ impl Worker {
         for waiter in std::mem::take(&mut self.waiters) {
             waiter.refuse(refusal.clone());
         }
-        let retryable = matches!(refusal.kind, RefusalKind::NotNow | RefusalKind::NotAdmitted | RefusalKind::TimedOut);
-        self.answer_stoppers(&Err(StopRefusal::Failed { text: refusal.text.clone(), retryable }));
+        let text = refusal.text.clone();
+        let refusal = match refusal.kind {
+            RefusalKind::NoRoom => StopRefusal::NoRoom(text),
+            RefusalKind::NotNow | RefusalKind::NotAdmitted | RefusalKind::TimedOut => {
+                StopRefusal::Failed { text, retryable: true }
+            }
+            _ => StopRefusal::Failed { text, retryable: false },
+        };
+        self.answer_stoppers(&Err(refusal));
     }
 
     pub(super) fn answer_stoppers(&mut self, answer: &Result<(), StopRefusal>) {

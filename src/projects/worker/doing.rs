@@ -220,7 +220,7 @@ impl Worker {
         self.setbacks = self.setbacks.and_another(self.now());
         (self.observed, self.look, self.doubtful) = (None, None, false);
         self.leave_queue();
-        let reason = causes::in_one_line(error);
+        let reason = error.in_words();
         tracing::warn!(key = %self.key, %reason, "could not {what}");
         let text = format!("could not {what}: {reason}");
         // A removal that began stays one, whatever comes between.
@@ -230,8 +230,10 @@ impl Worker {
         };
         self.show(&phase, text.clone(), None);
         let event = self.event("failed", text.clone());
-        self.enter(phase, event).await;
+        // What cannot be written now is written with the next change.
+        let _ = self.enter(phase, event).await;
         let kind = match (error.timed_out(), error.is_retryable()) {
+            _ if error.is_no_room() => RefusalKind::NoRoom,
             (true, _) => RefusalKind::TimedOut,
             (false, true) => RefusalKind::NotNow,
             (false, false) => RefusalKind::Broken,

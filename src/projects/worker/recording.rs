@@ -5,10 +5,12 @@ use std::time::Duration;
 use kiln_domain::plan::{InstanceSeen, Observed, Place, Reason};
 use kiln_domain::{Phase, Step};
 
+use super::super::effects::EffectError;
 use super::super::messages::{Refusal, RefusalKind, Status, StopRefusal};
 use super::{Occasion, Worker};
+use crate::causes::in_one_line;
 use crate::metrics::PhaseLabel;
-use crate::store::NewEvent;
+use crate::store::{NewEvent, StoreError};
 
 /// Between two tries to write a record to a disk that does not let itself be written to.
 pub(super) const SAVE_AGAIN: Duration = Duration::from_secs(10);
@@ -44,15 +46,16 @@ impl Worker {
         };
         let kind = if step.is_some() { "step" } else { "phase" };
         let event = self.event(kind, text).rule(reason.rule());
-        let recorded = self.enter(phase, event).await;
-        if recorded || !must_be_recorded {
+        let Err(error) = self.enter(phase, event).await else { return true };
+        if !must_be_recorded {
             return true;
         }
-        let text = "it could not be recorded in the database, so it was not begun".to_owned();
+        let text = format!("it could not be recorded in the database, so it was not begun: {}", in_one_line(&error));
+        let kind = if matches!(error, StoreError::Full { .. }) { RefusalKind::NoRoom } else { RefusalKind::NotNow };
         (self.record.phase, self.record.incarnation) = before;
         self.setbacks = self.setbacks.and_another(self.now());
         self.look = Some(Occasion::Routine);
-        self.refuse_all(&Refusal { kind: RefusalKind::NotNow, text });
+        self.refuse_all(&Refusal { kind, text });
         self.look_again = self.setbacks.pause_ends(self.now());
         false
     }
@@ -75,7 +78,7 @@ impl Worker {
     }
 
     /// Takes note of a phase, in memory and on disk. What cannot be written now is written with the next change.
-    pub(super) async fn enter(&mut self, phase: Phase, event: NewEvent) -> bool {
+    pub(super) async fn enter(&mut self, phase: Phase, event: NewEvent) -> Result<(), StoreError> {
         let before = std::mem::replace(&mut self.record.phase, phase);
         if before != self.record.phase {
             let labels = (PhaseLabel::from(&before), PhaseLabel::from(&self.record.phase));
@@ -86,7 +89,7 @@ impl Worker {
             tracing::error!(key = %self.key, %error, "cannot record a phase");
         }
         self.save_again = saved.is_err().then(|| self.now().plus(SAVE_AGAIN));
-        saved.is_ok()
+        saved
     }
 
     /// What could not be written is written when the disk lets it be, also if nothing changes any more.
@@ -97,8 +100,14 @@ impl Worker {
         }
     }
 
-    /// The last of a removal: nothing of it is on the host any more.
+    /// The last of a removal: neither instance nor volume is on the host any more.
     pub(super) async fn forget(&mut self) {
+        let after = self.shared.deadlines.write_files;
+        let forgotten = tokio::time::timeout(after, self.shared.effects.forget(&self.key)).await;
+        let forgotten = forgotten.unwrap_or(Err(EffectError::TimedOut { step: "remove its certificates", after }));
+        if let Err(error) = forgotten {
+            return self.is_not_forgotten(&error.in_words(), error.is_no_room());
+        }
         // A later write may have been lost with the disk.
         drop(self.shared.store.save_project(&self.record, None));
         let event = self.event("removed", "the project was removed; its cache is in the trash".to_owned()).by("admin");
@@ -107,13 +116,17 @@ impl Worker {
                 self.shared.metrics.phase_changed(Some(PhaseLabel::Removing), None);
                 self.removed = true;
             }
-            Err(error) => {
-                self.setbacks = self.setbacks.and_another(self.now());
-                self.look_again = self.setbacks.pause_ends(self.now());
-                let text = format!("cannot forget the project: {error}");
-                self.answer_stoppers(&Err(StopRefusal::Failed { text, retryable: true }));
-            }
+            Err(error) => self.is_not_forgotten(&in_one_line(&error), matches!(error, StoreError::Full { .. })),
         }
+    }
+
+    /// It is tried again, whether somebody waits for it or not.
+    fn is_not_forgotten(&mut self, why: &str, full: bool) {
+        self.setbacks = self.setbacks.and_another(self.now());
+        self.look_again = self.setbacks.pause_ends(self.now());
+        let text = format!("cannot forget the project: {why}");
+        let failed = if full { StopRefusal::NoRoom(text) } else { StopRefusal::Failed { text, retryable: true } };
+        self.answer_stoppers(&Err(failed));
     }
 
     pub(super) fn event(&self, kind: &'static str, text: String) -> NewEvent {

@@ -1,6 +1,6 @@
 //! What the journal keeps, and for how long.
 
-use super::super::{Event, Retention};
+use super::super::{Event, Retention, rows};
 use super::writing::sql;
 use super::*;
 
@@ -120,4 +120,57 @@ async fn a_text_without_end_is_cut() {
     store.record(event(&format!("x{}", "\u{e9}".repeat(40_000)))).await.expect("is written");
     let lengths: Vec<_> = kept(&store).await.iter().map(|event| event.text.len()).collect();
     assert_eq!(lengths, [65_536, 65_535], "at the end of a character");
+}
+
+#[test]
+fn what_it_holds_and_what_was_lost_is_counted() {
+    let (store, disk) = Store::in_memory().expect("opens");
+    let (rows, dropped) =
+        (|store: &Store| store.figures().journal_rows, |store: &Store| store.figures().events_dropped);
+    drop(store.record(event("kept")));
+    drop(store.rebuilt(Some(event("kept, too"))));
+    disk.commit_now();
+    assert_eq!((rows(&store), dropped(&store)), (2, 0));
+    disk.set_full(true);
+    drop(store.record(event("lost")));
+    drop(store.rebuilt(Some(event("lost, too"))));
+    drop(store.ping());
+    disk.commit_now();
+    assert_eq!((rows(&store), dropped(&store)), (2, 2), "what tells of nothing loses nothing");
+    disk.set_full(false);
+    drop(store.remove_lease(&lease(1).token, NOW, Some(event("of nothing"))));
+    drop(store.add_lease(&key(7), &lease(1), &BuildTimes::default(), Some(event("of no project"))));
+    disk.commit_now();
+    assert_eq!((rows(&store), dropped(&store)), (2, 2), "what did not happen is not told of");
+    for _ in 0..2049 {
+        drop(store.record(event("x")));
+    }
+    disk.commit_now();
+    assert_eq!((rows(&store), dropped(&store)), (2050, 3), "one was not even taken");
+}
+
+#[tokio::test]
+async fn the_events_of_a_project_are_found_without_walking_the_journal() {
+    let place = Place::new();
+    let store = place.open();
+    for number in 0..30 {
+        let of = key(number % 3);
+        store.record(NewEvent { key: (number % 5 > 0).then_some(of), ..event("x") }).await.expect("is written");
+    }
+    let ids = |events: Vec<Event>| events.into_iter().map(|event| event.id).collect::<Vec<_>>();
+    assert_eq!(ids(store.later_events_of(&key(1), 5, 3).await.expect("reads")), [8, 14, 17]);
+    assert_eq!(ids(store.later_events_of(&key(1), 23, 9).await.expect("reads")), [29]);
+    assert_eq!(ids(store.events_of(&key(1), 2).await.expect("reads")), [23, 29]);
+    // Not only while there are few, and nobody has counted them.
+    let connection = rusqlite::Connection::open(place.path()).expect("opens");
+    for (sql, found) in [
+        (rows::later_of(), "SEARCH events USING INDEX events_of_project (key=? AND rowid>?)"),
+        (rows::latest_of(), "SEARCH events USING INDEX events_of_project (key=?)"),
+    ] {
+        let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("is SQL");
+        let plan = statement
+            .query_map(rusqlite::params_from_iter(["p1", "0"].iter().take(sql.matches('?').count())), |row| row.get(3));
+        let plan: Vec<String> = plan.expect("is planned").collect::<Result<_, _>>().expect("reads");
+        assert_eq!(plan, [found], "{sql}");
+    }
 }

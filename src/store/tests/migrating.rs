@@ -6,8 +6,8 @@ use std::os::unix::fs::MetadataExt as _;
 use kiln_domain::{Generation, Phase, Settings, Tier};
 use rusqlite::Connection;
 
-use super::super::OpenError;
 use super::super::schema::{MIGRATIONS, open_writer};
+use super::super::{Event, OpenError};
 use super::*;
 
 /// A file as the first Kiln left it, with `rows` in it.
@@ -90,13 +90,35 @@ async fn a_migration_keeps_a_copy_and_fails_as_a_whole() {
     let record = place.open().project(&key(1)).await.expect("reads");
     assert!(record.is_some(), "it was version 1 still");
 
-    let works = [MIGRATIONS[0], MIGRATIONS[1], "CREATE TABLE more (a INTEGER) STRICT"];
+    let more = ["CREATE TABLE more (a INTEGER) STRICT"];
+    let works = [MIGRATIONS, &more].concat();
     let store = Store::open_with(&place.path(), &works).expect("migrates");
     assert_eq!(store.project(&key(1)).await.expect("reads"), record);
     drop(store);
     let error = Store::open(&place.path()).err().expect("is refused");
-    assert!(matches!(error, OpenError::Newer { found: 3, known: 2, .. }), "{error}");
+    assert!(matches!(error, OpenError::Newer { found: 4, known: 3, .. }), "{error}");
     assert_eq!(fs::metadata(&copy).expect("is there").mode() & 0o777, 0o600);
     let store = Store::open(&copy).expect("the copy is a database of the version before");
     assert_eq!(store.project(&key(1)).await.expect("reads"), record);
+}
+
+/// What was told before there was an index is found by it.
+#[tokio::test]
+async fn the_journal_of_the_second_version_is_indexed() {
+    let place = Place::new();
+    drop(open_writer(&place.path(), &MIGRATIONS[..2]).expect("opens"));
+    let connection = Connection::open(place.path()).expect("opens");
+    let (one, other) = (key(1), key(2));
+    let rows = format!(
+        "INSERT INTO events (id, at, key, kind, text) VALUES (1, 5, '{one}', 'old', 'a'), (2, 5, '{other}', 'old', 'b'),
+            (3, 5, NULL, 'old', 'c'), (4, 5, '{one}', 'old', 'd')"
+    );
+    connection.execute_batch(&rows).expect("writes");
+    drop(connection);
+    let store = place.open();
+    let ids = |events: Vec<Event>| events.into_iter().map(|event| event.id).collect::<Vec<_>>();
+    assert_eq!(ids(store.later_events_of(&one, 0, 9).await.expect("reads")), [1, 4]);
+    assert_eq!(ids(store.events_of(&other, 9).await.expect("reads")), [2]);
+    assert_eq!(ids(store.events(0, 9).await.expect("reads")), [1, 2, 3, 4]);
+    assert!(place.directory.path().join("kiln.db.before-3").exists());
 }

@@ -1,0 +1,169 @@
+//! What the command takes, and what it prints.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Stdio};
+
+use kiln_wire::Why;
+
+use super::stage::{COMPLETE, Stage, stderr};
+
+#[test]
+fn what_the_command_line_got_wrong() {
+    let stage = Stage::new("");
+    for (arguments, word) in [
+        (&["build", "--builder", "x", "."][..], "--builder"),
+        (&["build", "--wait", "soon", "."], "--wait"),
+        (&["build", "--arch", "riscv", "."], "unsupported arch"),
+        (&["build", "--repo", "h/a b", "."], "repo contains"),
+        (&["build", "--url", "https://h", "."], "--url"),
+        (&["show", "nonsense"], "is not a key"),
+        (&["nonsense"], "nonsense"),
+    ] {
+        let output = stage.kiln(arguments).output().expect("run");
+        assert_eq!(output.status.code(), Some(64), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(word), "{arguments:?}: {}", stderr(&output));
+    }
+    let output = stage.kiln(&["build", "."]).env_remove("KILN_REPO").output().expect("run");
+    assert_eq!(output.status.code(), Some(64));
+    assert!(stderr(&output).contains("--repo"), "{}", stderr(&output));
+    assert_eq!(stage.asked(), [] as [&str; 0]);
+}
+
+#[test]
+fn without_a_kilnd_the_remedy_is_named() {
+    let stage = Stage::new("");
+    let output = stage.kiln(&["--socket", "/nowhere/kiln.sock", "ps"]).output().expect("run");
+    assert_eq!(output.status.code(), Some(69));
+    let said = stderr(&output);
+    assert!(
+        said.contains("not running") && said.contains("/nowhere/kiln.sock") && said.contains("systemctl start"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1);
+}
+
+#[test]
+fn a_reader_that_has_had_enough_ends_it_quietly() {
+    let stage = Stage::new("");
+    let command = "\"$0\" events --follow 2>&1 >&3 3>&- | cat >&2; exit 0";
+    let mut shell = Command::new("sh");
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = shell
+        .args(["-c", &format!("exec 3>&1; {command}"), env!("CARGO_BIN_EXE_kiln")])
+        .env("KILN_SOCKET", stage.dir.path().join("kiln.sock"))
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .output()
+        .expect("run");
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn prints_for_programs() {
+    let stage = Stage::new("");
+    let output = stage.kiln(&["ps", "--json"]).output().expect("run");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "[]\n");
+    let output = stage.kiln(&["key", "--json"]).output().expect("run");
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(value["key"], "pbcce5b6205652dd7");
+    let dir = stage.dir.path().join("credential");
+    let output = stage.kiln(&["route", "--json", "--credential"]).arg(&dir).output().expect("run");
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(value["buildId"], "00112233aabbccdd");
+    assert!(value.get("credential").is_none(), "the key belongs into its file only");
+    assert_eq!(fs::read_to_string(dir.join("key.pem")).expect("written"), "KEY");
+    assert_eq!(fs::metadata(&dir).expect("there").permissions().mode() & 0o777, 0o700);
+    assert!(stage.kiln(&["complete", "pbcce5b6205652dd7", "00112233aabbccdd"]).status().expect("run").success());
+    assert_eq!(stage.asked().last().map(String::as_str), Some(COMPLETE));
+    let output = stage.kiln(&["completions", "bash"]).output().expect("run");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("_kiln"));
+}
+
+#[test]
+fn the_verbs_of_an_admin() {
+    let stage = Stage::new("");
+    let key = "pbcce5b6205652dd7";
+    let run = |words: &[&str]| {
+        let output = stage.kiln(words).output().expect("run");
+        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert_eq!(run(&["why", key]), "p1: It is warm.\n  because  a lease is alive\n");
+    let json: Why = serde_json::from_str(&run(&["why", key, "--json"])).expect("JSON");
+    assert_eq!(json.headline, "It is warm.");
+    let said = run(&[
+        "set",
+        key,
+        "--tier",
+        "hot",
+        "--idle-window",
+        "30m",
+        "--volume",
+        "40GiB",
+        "--cpus",
+        "4",
+        "--reset",
+        "memory",
+    ]);
+    assert!(said.contains("tier          hot (project)") && said.contains("volume        20GiB (rule)"), "{said}");
+    assert!(said.contains("memory        unlimited (default)") && said.contains("after a roll  cpus: 2 now"), "{said}");
+    assert!(run(&["rm", key]).contains("kiln trash ls"));
+    assert!(run(&["stop", "--force", key]).contains("was stopped by force"));
+    assert!(run(&["stop", key]).contains("is stopped"));
+    assert_eq!(run(&["orphans", "--json"]), "[]\n");
+    assert!(run(&["orphans"]).starts_with("KIND"));
+    assert!(run(&["orphans", "adopt", "buildkitd-x", "--kind", "instance"]).contains(key));
+    run(&["orphans", "rm", "volume", "p1"]);
+    let table = run(&["trash"]);
+    assert!(table.contains("p1-old") && table.contains("h/r\u{fffd}[2J") && table.contains("2030-01-01"), "{table}");
+    assert_eq!(run(&["trash", "ls", "--json"]), run(&["trash", "--json"]));
+    assert!(run(&["trash", "restore", "p1-old"]).contains(key));
+    assert_eq!(run(&["trash", "rm", "p1?old"]), "p1?old is gone\n");
+    assert_eq!(run(&["trash", "empty"]), "2 removed for good\n");
+    for words in [&["renew", "00112233aabbccdd"][..], &["renew", key, "00112233aabbccdd"]] {
+        assert!(run(words).contains("ends at       2026-11-29T02:00:00Z"), "{words:?}");
+    }
+    let show = run(&["show", key]);
+    assert!(show.contains("idle window    15m (default)") && show.contains("after a roll   cpus: 2 now"), "{show}");
+    let patch = format!(
+        "PATCH /v1/projects/{key}/settings {{\"tier\":\"hot\",\"idleWindow\":\"30m\",\"volume\":\"40GiB\",\"memory\":null,\"cpus\":4}}"
+    );
+    assert_eq!(
+        stage.asked(),
+        [
+            patch.as_str(),
+            &format!("DELETE /v1/projects/{key}"),
+            &format!("POST /v1/projects/{key}/stop?force=true"),
+            &format!("POST /v1/projects/{key}/stop"),
+            r#"POST /v1/orphans/adopt {"kind":"instance","name":"buildkitd-x"}"#,
+            r#"POST /v1/orphans/remove {"kind":"volume","name":"p1"}"#,
+            "POST /v1/trash/p1%2Dold/restore",
+            "DELETE /v1/trash/p1%3Fold",
+            "renew",
+            "renew",
+        ]
+        .map(|line| line.replace("p1%2Dold", "p1-old"))
+    );
+    for words in [
+        &["set", key][..],
+        &["set", key, "--tier", "cold"],
+        &["set", key, "--tier", "hot", "--reset", "tier"],
+        &["set", key, "--idle-window", "soon"],
+        &["set", key, "--volume", "40GB"],
+        &["set", key, "--cpus", "many"],
+        &["set", key, "--reset", "arch"],
+        &["rm", "nonsense"],
+        &["why"],
+        &["renew", "nonsense"],
+        &["orphans", "rm", "pod", "x"],
+        &["orphans", "rm", "volume", "../x"],
+        &["trash", "rm", ".."],
+        &["trash", "restore", ""],
+        &["events", "--key", "nonsense"],
+    ] {
+        let output = stage.kiln(words).output().expect("run");
+        assert_eq!(output.status.code(), Some(64), "{words:?}: {}", stderr(&output));
+    }
+}
