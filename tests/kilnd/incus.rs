@@ -11,8 +11,11 @@ use super::stage::Stage;
 
 const REPO: &str = "example.com/o/r";
 
+/// With a database from better days: a new one takes no project before Incus was seen.
 fn stage() -> (Stage, PathBuf) {
-    let mut stage = Stage::new("");
+    let mut stage = Stage::with_script("exit 1", "");
+    let (_, code) = stage.start().terminate();
+    assert_eq!(code, Some(0));
     let socket = stage.dir.path().join("incus.socket");
     stage.more = format!(
         "[runtime.incus]\nsocket = '{}'\ntable = 'kiln-test-{net}'\n[runtime]\nkind = 'incus'\naddresses = '10.91.{net}.0/24'\n",
@@ -157,4 +160,18 @@ fn one_that_never_answers() {
         let _ = stream.read_to_end(&mut Vec::new());
     });
     refuses(&stage, 503, &["incus is not available", "timed out", "systemctl status incus"], A_LOOK);
+}
+
+#[test]
+fn a_new_database_takes_no_project_before_the_instances_were_seen() {
+    let (stage, _) = stage();
+    std::fs::remove_dir_all(stage.state()).expect("removed");
+    let kilnd = stage.start();
+    let answer = kilnd.route(REPO);
+    assert_eq!((answer.status, answer.head.contains("retry-after")), (503, true), "{answer:?}");
+    for word in ["the database is new", "incus is not available", "systemctl status incus"] {
+        assert!(answer.body.contains(word), "no {word:?} in {answer:?}");
+    }
+    assert_eq!(kilnd.get("/v1/projects").json(), serde_json::json!([]));
+    kilnd.is_well();
 }
