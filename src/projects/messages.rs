@@ -66,10 +66,10 @@ pub(super) enum Message {
         change: Box<dyn FnOnce(&mut Settings) + Send>,
         reply: oneshot::Sender<Result<(), SetRefusal>>,
     },
-    /// Settings that could not be written do not count.
-    SetFailed {
+    /// Settings are on the disk, and count from now on; or they could not be written, and those `before` count on.
+    SetEnded {
         wanted: Settings,
-        before: Settings,
+        before: Option<Settings>,
     },
     Why {
         reply: oneshot::Sender<Explanation>,

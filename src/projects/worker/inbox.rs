@@ -85,13 +85,7 @@ impl Worker {
             Message::Suspect => self.run.health.suspect(),
             Message::RoomWanted => self.run.room_wanted = true,
             Message::Nudge => {}
-            Message::SetFailed { wanted, before } => {
-                if self.record.settings == wanted {
-                    self.record.settings = before;
-                    self.settings = self.shared.settings(&self.record);
-                    self.something_happened(Occasion::Routine);
-                }
-            }
+            Message::SetEnded { wanted, before } => self.set_ended(&wanted, before),
         }
     }
 
@@ -184,20 +178,33 @@ impl Worker {
             self.record.settings = before;
             return drop(reply.send(Err(SetRefusal::Bad(error))));
         }
-        self.settings = effective;
-        let tier = self.settings.tier.unwrap_or(Tier::Warm).name();
+        let tier = effective.tier.unwrap_or(Tier::Warm).name();
         let event = self.event("set", format!("its settings were changed; it is {tier}")).by("admin");
         let saved = self.shared.store.save_project(&self.record, Some(event));
+        self.sets += 1;
         let (shared, key, mailbox) = (self.shared.clone(), self.key.clone(), self.desk.own_mailbox.clone());
         tokio::spawn(async move {
             let outcome = saved.await;
-            match &outcome {
-                Ok(()) => describe(&shared, &key).await,
-                // It counts only if it is on the disk.
-                Err(_) => drop(mailbox.send(Message::SetFailed { wanted: own, before }).await),
+            // Before the reply: whoever has it finds the settings in force.
+            let before = outcome.is_err().then_some(before);
+            drop(mailbox.send(Message::SetEnded { wanted: own, before }).await);
+            if outcome.is_ok() {
+                describe(&shared, &key).await;
             }
             drop(reply.send(outcome.map_err(SetRefusal::Store)));
         });
+    }
+
+    /// They count only once they are on the disk. Of several changes at a time the last is the one that counts.
+    fn set_ended(&mut self, wanted: &Settings, before: Option<Settings>) {
+        self.sets = self.sets.saturating_sub(1);
+        if self.record.settings != *wanted {
+            return;
+        }
+        if let Some(before) = before {
+            self.record.settings = before;
+        }
+        self.settings = self.shared.settings(&self.record);
         // What of it is out of date now is seen by looking.
         self.something_happened(Occasion::Routine);
     }

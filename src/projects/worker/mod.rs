@@ -62,8 +62,10 @@ pub(super) struct Worker {
     registry: Registry,
     desk: Desk,
     record: ProjectRecord,
-    /// The effective ones.
+    /// The effective ones, all on the disk.
     settings: Settings,
+    /// Changes of settings that are on their way to the disk.
+    sets: usize,
     leases: Vec<Lease>,
     /// Connections at the last look, to notice when the last one ends.
     last_connections: usize,
@@ -141,6 +143,7 @@ impl Worker {
             registry,
             desk,
             record,
+            sets: 0,
             leases,
             last_connections: 0,
             waiters: Vec::new(),
@@ -483,6 +486,7 @@ impl Worker {
             && self.waiters.is_empty()
             && self.stoppers.is_empty()
             && self.leases.is_empty()
+            && self.sets == 0
             && self.desk.connections.count() == 0
             && self.look_again.is_none()
             && (self.record.phase.is_quiet() || matches!(self.record.phase, Phase::Failed { .. }))
