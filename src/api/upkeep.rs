@@ -35,7 +35,6 @@ pub(super) async fn orphans(State(api): State<Api>) -> Result<Json<Vec<Orphan>>,
         (status = 400, description = "Malformed, without an identity, or more than one of this name", body = ApiError),
         (status = 404, description = "No such orphan", body = ApiError),
         (status = 408, description = "The body did not arrive in time", body = ApiError),
-        (status = 409, description = "Its project is busy", body = ApiError),
         (status = 500, description = "It could not be done", body = ApiError),
         (status = 503, description = "Not now; see Retry-After", body = ApiError),
     )
@@ -54,7 +53,7 @@ pub(super) async fn adopt(State(api): State<Api>, body: Body) -> Result<Json<Tak
         (status = 400, description = "Malformed request", body = ApiError),
         (status = 404, description = "No such orphan", body = ApiError),
         (status = 408, description = "The body did not arrive in time", body = ApiError),
-        (status = 409, description = "Its project is busy", body = ApiError),
+        (status = 409, description = "It is an instance that runs", body = ApiError),
         (status = 500, description = "It could not be done", body = ApiError),
         (status = 503, description = "Not now; see Retry-After", body = ApiError),
     )

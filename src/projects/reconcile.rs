@@ -215,6 +215,10 @@ impl Projects {
         let orphan = orphan.ok_or_else(|| ReconcileError::NotThere { name: name.to_owned() })?;
         let key = orphan.key.as_deref().and_then(|key| key.parse::<Key>().ok());
         match (kind, key) {
+            (OrphanKind::Instance, _) if survey.instances.iter().any(|found| found.name == name && found.running) => {
+                let why = format!("{name} is running: stop it first, with the runtime's own tools, or adopt it");
+                return Err(ReconcileError::Taken(why));
+            }
             (OrphanKind::Instance, _) => self.shared.effects.remove_instance(name).await?,
             (OrphanKind::Volume, Some(key)) => self.shared.effects.discard_volume(&key).await?,
             (OrphanKind::Volume, None) => {

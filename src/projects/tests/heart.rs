@@ -7,6 +7,9 @@ use kiln_domain::settings::{RepoPattern, Rule};
 use kiln_domain::{Phase, ProjectRecord, Tier};
 
 use super::super::effects::Survey;
+use kiln_wire::OrphanKind;
+
+use super::super::ReconcileError;
 use super::super::host_effects::properties;
 use super::*;
 use crate::host::FoundInstance;
@@ -676,4 +679,19 @@ async fn a_number_that_could_not_be_written_is_no_daemon_s() {
     }
     jam.execute_batch("DROP TRIGGER jam").expect("free again");
     assert!(bench.route().await.generation > build.generation);
+}
+
+#[tokio::test]
+async fn an_orphan_that_runs_is_not_removed_under_its_builds() {
+    let effects = ModelEffects::default();
+    let orphan = FoundInstance {
+        name: "an instance".into(),
+        key: Some(Key::of(&spec_of(2))),
+        properties: crate::host::Properties::new(),
+        running: true,
+    };
+    effects.set_found(Survey { instances: vec![orphan], volumes: Vec::new() });
+    let bench = Bench::new(effects);
+    let refused = bench.projects.remove_orphan(OrphanKind::Instance, "an instance").await;
+    assert!(matches!(&refused, Err(ReconcileError::Taken(why)) if why.contains("is running")), "{refused:?}");
 }
