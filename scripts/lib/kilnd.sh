@@ -34,7 +34,10 @@ find_busybox() {
     mkdir -p "$PLACE/package"
     (cd "$PLACE/package" && _apt -o APT::Sandbox::User=root download busybox-static && dpkg-deb -x ./*.deb .) ||
         die 2 "cannot get busybox-static: install it by hand"
-    cp -L -- "$(find "$PLACE/package" -name busybox -type f | head -n 1)" "$PLACE/busybox/busybox"
+    # The package has other files of that name.
+    own=$(find "$PLACE/package" -path '*/bin/busybox' -type f -print -quit)
+    [[ -n $own ]] || die 2 "busybox-static has no bin/busybox: install it by hand"
+    cp -L -- "$own" "$PLACE/busybox/busybox"
 }
 
 private_incus() {

@@ -195,7 +195,7 @@ impl Projects {
         self.check_lane(options.untrusted)?;
         let key = Key::of(&spec);
         let routed = match (options.resume, options.wait) {
-            (Some(token), wait) => self.resume(&key, &spec, token, wait.unwrap_or(self.config.route_wait)).await?,
+            (Some(token), wait) => self.resume(&key, token, wait.unwrap_or(self.config.route_wait)).await?,
             (None, Some(wait)) => self.lease(&key, &spec, wait).await?,
             (None, None) => self.lease_when_ready(&key, &spec).await?,
         };
@@ -254,14 +254,9 @@ impl Projects {
     }
 
     /// A lease that its client has from an earlier answer.
-    async fn resume(
-        &self,
-        key: &Key,
-        spec: &BuildSpec,
-        token: LeaseToken,
-        patience: Duration,
-    ) -> Result<Routed, RouteError> {
-        let worker = self.worker(key, spec).await?;
+    async fn resume(&self, key: &Key, token: LeaseToken, patience: Duration) -> Result<Routed, RouteError> {
+        // Whoever has no lease makes no project by asking for it.
+        let worker = self.registry.worker(&self.shared, key, None).await?.ok_or(RouteError::Gone)?;
         let Some(Renewing { lease, renewed: Some(renewed) }) = worker.renew(&token).await else {
             return Err(RouteError::Gone);
         };

@@ -20,6 +20,7 @@ use tokio::sync::{broadcast, oneshot};
 use tracing::error;
 
 use super::events::{Event, Journal};
+use super::files::Files;
 use super::{OpenError, StoreError, schema};
 use crate::causes::in_one_line;
 
@@ -174,6 +175,7 @@ impl Watch {
 pub(super) struct Committer {
     connection: Connection,
     path: PathBuf,
+    files: Option<Files>,
     journal: Journal,
     watch: Watch,
     complaints: Seldom,
@@ -186,7 +188,8 @@ impl Committer {
         let (events, _) = broadcast::channel(BROADCAST);
         let counters = Counters { journal_rows: AtomicU64::new(journal.rows()), ..Counters::default() };
         let watch = Watch { counters: Arc::new(counters), events };
-        Ok(Self { connection, path: path.to_owned(), journal, watch, complaints: Seldom::default() })
+        let files = Files::of(path);
+        Ok(Self { connection, path: path.to_owned(), files, journal, watch, complaints: Seldom::default() })
     }
 
     pub(super) fn watch(&self) -> Watch {
@@ -210,7 +213,9 @@ impl Committer {
     pub(super) fn commit(&mut self, batch: &mut Vec<Box<dyn Job>>) {
         let mut events = Vec::new();
         let before = self.journal;
-        let committed = self.run_in_transaction(batch, &mut events).map_err(|error| error.of_database(&self.path));
+        let there = self.files.as_mut().map_or(Ok(()), Files::are_there);
+        let committed = there.and_then(|()| self.run_in_transaction(batch, &mut events));
+        let committed = committed.map_err(|error| error.of_database(&self.path));
         match &committed {
             Ok(()) => {
                 self.watch.counters.commits.fetch_add(1, Ordering::Relaxed);

@@ -45,6 +45,12 @@ pub enum StoreError {
     /// Nothing was written. Reads go on.
     #[error("the disk is full: free some space on the file system of {path}")]
     Full { path: PathBuf },
+    /// Nothing was written: it would have gone into a file that no start finds again.
+    #[error(
+        "{path} was removed or replaced while kilnd had it open: restart kilnd, which takes up what is there then, or \
+         rebuilds it from the host"
+    )]
+    Gone { path: PathBuf },
     /// Nothing was written. Reads may go on.
     #[error(
         "cannot {doing}: the disk of {path} is read-only or fails; see what `dmesg` says of it, and mount it to be written again"
@@ -104,7 +110,7 @@ impl StoreError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::Rebuilding { .. } => Some(SOON),
-            Self::ReadHangs { .. } | Self::Full { .. } | Self::Disk { .. } => Some(AFTER_A_REPAIR),
+            Self::ReadHangs { .. } | Self::Full { .. } | Self::Disk { .. } | Self::Gone { .. } => Some(AFTER_A_REPAIR),
             Self::OtherIdentity { .. }
             | Self::NoAddress { .. }
             | Self::UnknownProject { .. }

@@ -25,6 +25,7 @@
 //! | `rows` | from rows to the domain's types |
 //! | `damage` | rows that do not fit |
 //! | `events` | the journal, and how much of it is kept |
+//! | `files` | that the open files are still those of their names |
 //! | `memory` | the same without a file and a thread, for simulations |
 //!
 //! What must not be here: rules about leases and phases (kiln-domain), secrets in clear.
@@ -34,6 +35,7 @@ mod commit;
 mod damage;
 mod error;
 mod events;
+mod files;
 mod lock;
 mod memory;
 mod readers;
@@ -304,6 +306,13 @@ impl Store {
     pub fn remove_project(&self, key: &Key, event: Option<NewEvent>) -> Commit<bool> {
         let key = key.clone();
         self.submit_telling(event.is_some(), move |writing| writes::remove_project(writing, &key, event))
+    }
+
+    /// Forgets a project of which nothing ever came: absent, never started, with no settings of its own and no lease. False: it
+    /// is not one of those, and nothing is written.
+    pub fn forget_unborn(&self, key: &Key) -> Commit<bool> {
+        let key = key.clone();
+        self.submit(move |writing| writes::forget_unborn(writing, &key))
     }
 
     /// Adds the lease, moves the project's last activity forward to the lease's birth, and notes its builds.

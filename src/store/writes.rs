@@ -2,7 +2,9 @@
 
 use std::net::Ipv4Addr;
 
-use kiln_domain::{AddressPool, BuildSpec, BuildTimes, Key, Lease, Phase, ProjectRecord, Timestamp, TokenHash};
+use kiln_domain::{
+    AddressPool, BuildSpec, BuildTimes, Key, Lease, Phase, ProjectRecord, Settings, Timestamp, TokenHash,
+};
 use rusqlite::{OptionalExtension as _, ToSql, named_params};
 use serde::Serialize;
 
@@ -163,6 +165,19 @@ pub(super) fn save_project(
         return Err(StoreError::UnknownProject { key: record.key.clone() });
     }
     journal(writing, event)
+}
+
+pub(super) fn forget_unborn(writing: &Writing<'_>, key: &Key) -> Result<bool, StoreError> {
+    let delete = "DELETE FROM projects WHERE key = :key AND phase = :absent AND generation = 0 AND settings = :none
+        AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.key = projects.key)";
+    let absent = Phase::Absent.name();
+    json(&Settings::default())
+        .and_then(|none| {
+            let mut statement = writing.connection.prepare_cached(delete)?;
+            statement.execute(named_params! { ":absent": absent, ":none": none, ":key": key.as_str() })
+        })
+        .map(|forgotten| forgotten > 0)
+        .map_err(StoreError::sqlite("forget a project of which nothing came"))
 }
 
 pub(super) fn remove_project(

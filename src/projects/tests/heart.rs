@@ -695,3 +695,25 @@ async fn an_orphan_that_runs_is_not_removed_under_its_builds() {
     let refused = bench.projects.remove_orphan(OrphanKind::Instance, "an instance").await;
     assert!(matches!(&refused, Err(ReconcileError::Taken(why)) if why.contains("is running")), "{refused:?}");
 }
+
+#[tokio::test]
+async fn a_project_of_which_nothing_came_is_not_kept() {
+    let bench = Bench::new(ModelEffects::default());
+    let known = async |bench: &Bench| bench.projects.store().projects().await.expect("read").len();
+    let made_up = LeaseToken::from_random([7; 8]);
+    let options = RouteOptions { resume: Some(made_up), ..RouteOptions::default() };
+    let gone = bench.projects.route(spec_of(1), options).await.map(deliver);
+    assert!(matches!(gone, Err(RouteError::Gone)), "{gone:?}");
+    assert_eq!(known(&bench).await, 0, "whoever has no lease makes no project");
+    bench.effects.set_load(HostLoad { storage: Some(99.5), ..HostLoad::default() });
+    for round in 0..3 {
+        let refused = bench.projects.route(spec_of(round), RouteOptions::default()).await.map(deliver);
+        assert!(refused.is_err(), "{refused:?}");
+    }
+    bench.until("nothing is left of the refused", async |bench| known(bench).await == 0).await;
+    bench.effects.set_load(HostLoad::default());
+    let routed =
+        async |bench: &Bench| bench.projects.route(spec_of(1), RouteOptions::default()).await.map(deliver).is_ok();
+    bench.until("there is room again", async |bench| routed(bench).await).await;
+    assert_eq!(known(&bench).await, 1);
+}

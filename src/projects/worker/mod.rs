@@ -173,7 +173,7 @@ impl Worker {
             if self.removed {
                 return self.leave();
             }
-            if self.may_go() && self.registry.remove_if_idle(&self.key, &self.desk.mailbox) {
+            if self.may_go() && self.goes().await {
                 return;
             }
             let timer = self.look_again.map(|at| at.since(self.now()));
@@ -197,6 +197,16 @@ impl Worker {
             }
             self.note_connections();
         }
+    }
+
+    /// True: it is out of the registry, and nobody will come any more.
+    async fn goes(&mut self) -> bool {
+        let forgotten = self.is_unborn() && self.desk.mailbox.is_empty() && self.let_go().await;
+        let goes = self.registry.remove_if_idle(&self.key, &self.desk.mailbox);
+        if forgotten && !goes && !self.take_back().await {
+            self.removed = true;
+        }
+        goes
     }
 
     /// Its record is gone: whoever still waits asks again, and makes a new project.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kiln_domain::plan::{InstanceSeen, Observed, Place, Reason};
-use kiln_domain::{Phase, Step};
+use kiln_domain::{Generation, Phase, Settings, Step};
 
 use super::super::effects::EffectError;
 use super::super::messages::{Refusal, RefusalKind, Status, StopRefusal};
@@ -52,7 +52,8 @@ impl Worker {
         }
         let text = format!("it could not be recorded in the database, so it was not begun: {}", in_one_line(&error));
         let kind = if matches!(error, StoreError::Full { .. }) { RefusalKind::NoRoom } else { RefusalKind::NotNow };
-        (self.record.phase, self.record.incarnation) = before;
+        self.record.incarnation = before.1;
+        self.change_phase(before.0);
         self.setbacks = self.setbacks.and_another(self.now());
         self.look = Some(Occasion::Routine);
         self.refuse_all(&Refusal { kind, text });
@@ -77,13 +78,17 @@ impl Worker {
         self.desk.status.send_replace(status);
     }
 
-    /// Takes note of a phase, in memory and on disk. What cannot be written now is written with the next change.
-    pub(super) async fn enter(&mut self, phase: Phase, event: NewEvent) -> Result<(), StoreError> {
+    fn change_phase(&mut self, phase: Phase) {
         let before = std::mem::replace(&mut self.record.phase, phase);
         if before != self.record.phase {
             let labels = (PhaseLabel::from(&before), PhaseLabel::from(&self.record.phase));
             self.shared.metrics.phase_changed(Some(labels.0), Some(labels.1));
         }
+    }
+
+    /// Takes note of a phase, in memory and on disk. What cannot be written now is written with the next change.
+    pub(super) async fn enter(&mut self, phase: Phase, event: NewEvent) -> Result<(), StoreError> {
+        self.change_phase(phase);
         let saved = self.shared.store.save_project(&self.record, Some(event)).await;
         if let Err(error) = &saved {
             tracing::error!(key = %self.key, %error, "cannot record a phase");
@@ -97,6 +102,44 @@ impl Worker {
         if self.save_again.is_some_and(|at| at <= self.now()) {
             let saved = self.shared.store.save_project(&self.record, None).await;
             self.save_again = saved.is_err().then(|| self.now().plus(SAVE_AGAIN));
+        }
+    }
+
+    /// Whether nothing ever came of it: a request made it, and was refused or went away before anything was begun.
+    pub(super) fn is_unborn(&self) -> bool {
+        let record = &self.record;
+        record.phase == Phase::Absent && record.generation == Generation::NONE && record.settings == Settings::default()
+    }
+
+    /// Lets go of a project of which nothing ever came: it would keep its address for ever. False: it stays.
+    pub(super) async fn let_go(&mut self) -> bool {
+        match self.shared.store.forget_unborn(&self.key).await {
+            Ok(gone) => {
+                if gone {
+                    self.shared.metrics.phase_changed(Some(PhaseLabel::Absent), None);
+                }
+                gone
+            }
+            Err(error) => {
+                tracing::debug!(key = %self.key, %error, "could not let go of a project of which nothing came");
+                false
+            }
+        }
+    }
+
+    /// Somebody came while it was let go of.
+    pub(super) async fn take_back(&mut self) -> bool {
+        let created = self.shared.store.create_project(&self.record.spec, self.shared.addresses, self.now()).await;
+        match created {
+            Ok(created) => {
+                self.shared.metrics.phase_changed(None, Some(PhaseLabel::Absent));
+                self.record = created.record;
+                true
+            }
+            Err(error) => {
+                tracing::error!(key = %self.key, %error, "cannot make a project anew");
+                false
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::super::OpenError;
+use super::super::{OpenError, StoreError};
 use super::*;
 
 const PLACE: &str = "KILN_TEST_STORE_TO_BE_KILLED";
@@ -125,4 +125,38 @@ fn a_read_only_directory_is_refused() {
     let Some(disk) = Disk::mount("size=1m,ro") else { return };
     let error = Store::open(&disk.place.path()).err().expect("is refused");
     assert!(matches!(error, OpenError::Io { doing: "open the lock file", .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn what_would_go_into_a_file_that_no_start_finds_is_refused() {
+    for name in ["kiln.db", "kiln.db-wal"] {
+        let place = Place::new();
+        let store = place.open();
+        store.create_project(&spec(1), POOL, NOW).await.expect("written");
+        std::fs::remove_file(place.directory.path().join(name)).expect("removed");
+        let refused = store.ping().await;
+        assert!(matches!(refused, Err(StoreError::Gone { .. })), "without {name}: {refused:?}");
+        assert!(store.projects().await.is_ok(), "what is known can be read");
+    }
+}
+
+#[tokio::test]
+async fn only_what_never_came_to_anything_is_forgotten() {
+    let place = Place::new();
+    let store = place.open();
+    for number in 1..=4 {
+        store.create_project(&spec(number), POOL, NOW).await.expect("written");
+    }
+    store.add_lease(&key(1), &lease(1), &BuildTimes::default(), None).await.expect("written");
+    let mut record = store.project(&key(2)).await.expect("read").expect("there");
+    record.settings.cpus = Some(2);
+    store.save_project(&record, None).await.expect("written");
+    let mut record = store.project(&key(3)).await.expect("read").expect("there");
+    record.generation = record.generation.next();
+    store.save_project(&record, None).await.expect("written");
+    for number in 1..=4 {
+        assert_eq!(store.forget_unborn(&key(number)).await.expect("written"), number == 4, "{number}");
+    }
+    assert_eq!(store.projects().await.expect("read").len(), 3);
+    assert!(store.project(&key(4)).await.expect("read").is_none());
 }
