@@ -26,6 +26,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// How long nobody at the socket is taken for kilnd's restart.
 const RESTART: Duration = Duration::from_secs(3);
+/// The same for whoever was answered before: that there is a kilnd is known, and an upgrade takes its time.
+const RESTART_IN_BETWEEN: Duration = Duration::from_secs(30);
 
 /// A route that is being asked for.
 #[derive(Debug)]
@@ -47,6 +49,7 @@ impl Asking {
     pub(super) async fn until_ready(&mut self, wait: Duration) -> Result<RouteResponse, ClientError> {
         let start = Instant::now();
         let mut last = None;
+        let mut heard = None;
         while let Some(left) = wait.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
             let asked = Instant::now();
             // The first answer may be that of a kilnd which knows no polls.
@@ -57,6 +60,7 @@ impl Asking {
                     return Ok(routed);
                 }
                 Ok(waiting) => {
+                    heard = Some(Instant::now());
                     self.hold(waiting);
                     // Who has waited for it already asks again at once.
                     if asked.elapsed() < POLL.min(left) / 2 { 2 * PAUSE } else { Duration::ZERO }
@@ -66,7 +70,7 @@ impl Asking {
                     self.request.build_id = None;
                     PAUSE
                 }
-                Err(error) if may_pass(&error, start) => {
+                Err(error) if may_pass(&error, start, heard) => {
                     let pause = error.retry_after().unwrap_or(PAUSE).clamp(PAUSE, LONGEST_PAUSE);
                     last = Some(error);
                     pause
@@ -102,9 +106,10 @@ impl Asking {
 }
 
 /// Whether the same request may be answered in a moment. Nobody at the socket is a restart for a moment, and then no
-/// kilnd.
-fn may_pass(error: &ClientError, start: Instant) -> bool {
-    let has_gone = matches!(error, ClientError::NotRunning { .. }) && start.elapsed() >= RESTART;
+/// kilnd. `heard`: when it last answered.
+fn may_pass(error: &ClientError, start: Instant, heard: Option<Instant>) -> bool {
+    let (since, patience) = heard.map_or((start, RESTART), |heard| (heard, RESTART_IN_BETWEEN));
+    let has_gone = matches!(error, ClientError::NotRunning { .. }) && since.elapsed() >= patience;
     error.is_retryable() && !has_gone
 }
 

@@ -157,7 +157,7 @@ pub(super) async fn stop(client: &Client, args: &StopArgs) -> Result<(), CliErro
         return print::json(&client.project(&args.key).await?);
     }
     let words = if args.force {
-        "was stopped by force; its cache stays, and a build that still counts on it brings it up again"
+        "was stopped by force; its cache stays, and whatever still needs it (a build, the hot tier) brings it up again"
     } else {
         "is stopped; its cache stays"
     };

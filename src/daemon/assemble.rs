@@ -182,13 +182,17 @@ fn projects_config(config: &Config) -> Result<ProjectsConfig, StartError> {
     for shadowed in rules.shadowed() {
         tracing::warn!("[[rules]]: {}", shadowed.text);
     }
+    let limited = config.defaults().has_limits() || rules.0.iter().any(|rule| rule.settings.has_limits());
+    if limited && config.runtime.kind == RuntimeKind::Process {
+        tracing::warn!("limits on memory, cpus or processes are configured, and the runtime `process` sets none");
+    }
     Ok(ProjectsConfig {
         policy: policy(config),
         admission: admission(config),
         defaults: config.defaults(),
         rules,
         trash_kept: config.policy.trash_kept,
-        host_size: host_size(),
+        host_size: HostSize { without_limits: config.runtime.kind == RuntimeKind::Process, ..host_size() },
         deadlines: deadlines(config),
         addresses: config.addresses().hosts(),
         addressing: Addressing {
@@ -210,7 +214,7 @@ fn projects_config(config: &Config) -> Result<ProjectsConfig, StartError> {
 fn host_size() -> HostSize {
     let cpus = std::thread::available_parallelism().ok().and_then(|cpus| u32::try_from(cpus.get()).ok());
     let memory_bytes = PressureFiles::default().read().ok().map(|host| host.memory_total);
-    HostSize { cpus, memory_bytes }
+    HostSize { cpus, memory_bytes, without_limits: false }
 }
 
 fn policy(config: &Config) -> Policy {

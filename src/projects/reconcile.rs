@@ -278,6 +278,9 @@ impl Projects {
                 why,
                 "the database was filled from the volumes; the instances are still to be seen"
             );
+        } else if known.is_empty() {
+            // A first start.
+            self.shared.store.rebuilt(None).await?;
         } else {
             tracing::warn!(projects, "the database was filled from what is on the host");
             let text = format!("the database was rebuilt from the host: {projects} project(s)");

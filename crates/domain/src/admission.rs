@@ -111,7 +111,7 @@ impl fmt::Display for WaitsFor {
             Self::Daemons { running } => write!(f, "{running} daemons are up, and no more may be"),
             Self::MemoryPressure { some } => write!(f, "the host is short of memory (pressure {some:.0} %)"),
             Self::Memory { available, floor } => {
-                write!(f, "the host has {} MiB of memory left, and a start needs {}", available >> 20, floor >> 20)
+                write!(f, "the host has {} MiB of memory left, and a start needs {} MiB", available >> 20, floor >> 20)
             }
             Self::Turn => f.write_str("others came first"),
         }

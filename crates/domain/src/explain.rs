@@ -94,12 +94,14 @@ fn roll(situation: &Situation<'_>) -> Option<String> {
 }
 
 fn setbacks(situation: &Situation<'_>) -> Option<String> {
-    let Situation { setbacks, now, .. } = *situation;
+    let Situation { setbacks, now, demand, settings, policy, .. } = *situation;
     let last = setbacks.last.filter(|_| setbacks.count > 0)?;
     let text = format!("{} setback(s) in a row, the last one {} ago", setbacks.count, span(now.since(last)));
     Some(match setbacks.pause_ends(now) {
-        Some(ends) => format!("{text}; without a request the next try is in {}", left(now, ends)),
-        None => text,
+        Some(ends) if demand.need(settings, now, policy).is_some() => {
+            format!("{text}; without a request the next try is in {}", left(now, ends))
+        }
+        _ => text,
     })
 }
 

@@ -49,7 +49,7 @@ pub enum Phase {
     /// calls that off, or waits for the next start.
     Draining,
     /// As `Draining`, to be replaced by one of the current image, settings or certificates; or stopped by force because it is
-    /// wedged. It comes up again.
+    /// wedged or never answered. It comes up again.
     Rolling,
     /// Stopped. The cache is there and costs only disk.
     Idle,

@@ -70,6 +70,8 @@ pub struct Settings {
 pub struct HostSize {
     pub cpus: Option<u32>,
     pub memory_bytes: Option<u64>,
+    /// Its runtime sets no limits on what a daemon uses, so that none may be asked for.
+    pub without_limits: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -149,6 +151,26 @@ impl Settings {
             return bad("volume", &wanted, "at most 1 PiB");
         }
         Ok(())
+    }
+
+    /// L18: a limit that nothing enforces is refused when somebody asks for it. One from `before`, of another runtime, may stay.
+    pub fn check_limits(&self, before: &Self, host: &HostSize) -> Result<(), SettingsError> {
+        let why = "the runtime `process` sets no limits: they need runtime `incus`";
+        let new = |now: Option<u64>, before: Option<u64>| now.filter(|_| host.without_limits && now != before);
+        let limits = [
+            ("cpus", new(self.cpus.map(u64::from), before.cpus.map(u64::from))),
+            ("memory", new(self.memory_bytes, before.memory_bytes)),
+            ("processes", new(self.processes.map(u64::from), before.processes.map(u64::from))),
+        ];
+        match limits.into_iter().find_map(|(field, limit)| Some((field, limit?))) {
+            Some((field, limit)) => Err(SettingsError::new(field, limit, why)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether any of what a daemon may use is bounded.
+    pub const fn has_limits(&self) -> bool {
+        self.cpus.is_some() || self.memory_bytes.is_some() || self.processes.is_some()
     }
 
     /// These, and what they leave open from `next`.
@@ -355,7 +377,7 @@ mod tests {
 
     #[test]
     fn more_than_the_host_has_is_refused() {
-        let host = HostSize { cpus: Some(2), memory_bytes: Some(4 << 30) };
+        let host = HostSize { cpus: Some(2), memory_bytes: Some(4 << 30), without_limits: false };
         let check = |settings: Settings| settings.check_against(&host).is_ok();
         assert!(check(Settings { cpus: Some(2), memory_bytes: Some(4 << 30), ..Settings::default() }));
         assert!(!check(Settings { cpus: Some(3), ..Settings::default() }));
@@ -370,5 +392,17 @@ mod tests {
         let defaults = Settings { idle_window: Some(Duration::from_secs(900)), ..Settings::default() };
         assert_eq!(hot.or(&defaults).idle_window, None);
         assert_eq!(hot.or(&defaults).check(), Ok(()));
+    }
+
+    #[test]
+    fn a_limit_that_nothing_enforces_is_refused_and_one_from_before_stays() {
+        let limited = Settings { memory_bytes: Some(1 << 30), ..Settings::default() };
+        let host = HostSize { without_limits: true, ..HostSize::default() };
+        let refused = limited.check_limits(&Settings::default(), &host).expect_err("refused");
+        assert!(refused.to_string().contains("memory = 1073741824: the runtime `process` sets no limits"), "{refused}");
+        let other = Settings { tier: Some(Tier::Hot), ..limited.clone() };
+        assert_eq!(other.check_limits(&limited, &host), Ok(()));
+        assert_eq!(Settings::default().check_limits(&limited, &host), Ok(()), "it can be taken away");
+        assert_eq!(limited.check_limits(&Settings::default(), &HostSize::default()), Ok(()));
     }
 }

@@ -174,7 +174,9 @@ impl Worker {
         let before = std::mem::replace(&mut self.record.settings, own.clone());
         let effective = self.shared.settings(&self.record);
         let sound = own.check().and_then(|()| effective.check());
-        if let Err(error) = sound.and_then(|()| own.check_against(&self.shared.host_size)) {
+        let host = &self.shared.host_size;
+        let sound = sound.and_then(|()| own.check_against(host)).and_then(|()| own.check_limits(&before, host));
+        if let Err(error) = sound {
             self.record.settings = before;
             return drop(reply.send(Err(SetRefusal::Bad(error))));
         }

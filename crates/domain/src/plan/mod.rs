@@ -27,7 +27,8 @@
 //! 2. **An admin's forced stop** is done at once, whoever uses the daemon: that is what the word is for.
 //! 3. **A wedged daemon** ([`crate::health`]) is stopped by force and comes up again: no build runs in it any more.
 //! 4. **Somebody needs the daemon** ([`Demand::need`]: an open connection, a live lease, a request that waits, or the tier
-//!    `hot`): it is brought up, one step at a time. Nothing below can stop it (K2). A start waits for its place among
+//!    `hot`): it is brought up, one step at a time, and nothing below can stop it (K2). The tier alone gives way to rule 6,
+//!    and to an admin's word. A start waits for its place among
 //!    the starts of the host ([`Place`]). One that has never answered since its start, was waited for in vain, and that no
 //!    lease and no connection counts on, is started anew.
 //! 5. **An admin's stop or removal**: it is stopped.
@@ -38,7 +39,8 @@
 //!    stopped to be replaced comes up again, unless it would have to wait for its place.
 //! 8. **Otherwise**: it is stopped. The volume is never touched (K3).
 //!
-//! Rules 5, 6 and 8 ask the daemon first whether a build runs in it ([`Step::CountBuilds`]): a build may have come by
+//! Rules 5, 6 and 8 ask the daemon first (one that has not answered since its start, which Kiln watched, is not asked: nobody
+//! can have sent it a build; nor in rule 1, where nothing routes to it any more) whether a build runs in it ([`Step::CountBuilds`]): a build may have come by
 //! another way than the gateway. One that cannot be asked is not stopped in peace: it is silent, and rule 3 decides.
 //!
 //! **A new rule** goes into `rules.rs`: a condition in its place in [`plan`] (or, if it is about every stop in peace, at the top

@@ -267,7 +267,7 @@ pub enum Place {
 /// What went wrong lately. Kept in memory: after a restart of Kiln a project has a clean slate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Setbacks {
-    /// In a row, without a minute of service between them.
+    /// In a row: no more than a minute and its pause between one and the next.
     pub count: u32,
     pub last: Option<Timestamp>,
 }
