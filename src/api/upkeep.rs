@@ -4,6 +4,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use axum::response::Response;
 use kiln_wire::{Adopt, ApiError, Emptied, Orphan, RemoveOrphan, Taken, Trashed, is_name, is_orphan_name};
 
 use super::Api;
@@ -20,8 +21,9 @@ use super::v1::{InPath, quoted};
         (status = 503, description = "Not now; see Retry-After", body = ApiError),
     )
 )]
-pub(super) async fn orphans(State(api): State<Api>) -> Result<Json<Vec<Orphan>>, JsonError> {
-    Ok(Json(api.heart.orphans().await?))
+pub(super) async fn orphans(State(api): State<Api>) -> Result<Response, JsonError> {
+    let place = api.lists.take_for_list().await?;
+    place.json(&api.heart.orphans().await?)
 }
 
 /// Make a project of an orphan again.
@@ -70,8 +72,9 @@ pub(super) async fn remove_orphan(State(api): State<Api>, body: Body) -> Result<
         (status = 503, description = "Not now; see Retry-After", body = ApiError),
     )
 )]
-pub(super) async fn trash(State(api): State<Api>) -> Result<Json<Vec<Trashed>>, JsonError> {
-    Ok(Json(api.heart.trash().await?))
+pub(super) async fn trash(State(api): State<Api>) -> Result<Response, JsonError> {
+    let place = api.lists.take_for_list().await?;
+    place.json(&api.heart.trash().await?)
 }
 
 /// Give a deleted cache back to its project.
