@@ -76,7 +76,10 @@ pub enum StoreError {
         source: Arc<rusqlite::Error>,
     },
     /// Only somebody else's hand can have written this.
-    #[error("the database holds {found:?} as {column}, which Kiln never writes: restore it from a copy")]
+    #[error(
+        "the database holds {found:?} as {column}, which Kiln never writes: restore it from a copy; a project comes back \
+         from what the host has of it with `kilnd --rebuild`"
+    )]
     Nonsense { column: &'static str, found: String },
 }
 

@@ -178,6 +178,25 @@ fn a_key_that_was_renamed_by_hand_is_told_of_and_spoils_nothing_else() {
     kilnd.is_well();
 }
 
+#[test]
+fn a_project_whose_row_was_spoilt_by_hand_comes_back_with_a_rebuild() {
+    let stage = Stage::with_script("exit 1", "");
+    let kilnd = stage.start();
+    let key = failed_project(&kilnd, REPO);
+    assert_eq!(kilnd.terminate().1, Some(0));
+    edit(&stage, "UPDATE projects SET phase = 'dancing', phase_reason = NULL");
+    let kilnd = stage.start();
+    let answer = kilnd.get(&format!("/v1/projects/{key}"));
+    assert_eq!((answer.status, answer.body.contains("`kilnd --rebuild`")), (500, true), "{answer:?}");
+    assert_eq!(kilnd.terminate().1, Some(0));
+    let kilnd = stage.start_with(&["--rebuild"]);
+    assert_eq!(failed_project(&kilnd, REPO), key);
+    let orphans = kilnd.get("/v1/orphans").json();
+    assert_eq!(orphans.as_array().map(Vec::len), Some(0), "{orphans}");
+    let removed = http::delete(stage.api, &format!("/v1/projects/{key}")).expect("an answer");
+    assert_eq!(removed.status, 204, "{removed:?}");
+}
+
 /// What a backup or an admin's `sqlite3` does, for longer than a write waits.
 #[test]
 fn a_database_that_another_program_holds_is_not_now() {
