@@ -27,7 +27,7 @@ use utoipa::IntoParams;
 use super::Api;
 use super::answers::JsonError;
 use crate::clock::rfc3339;
-use crate::store::{Event, Store};
+use crate::store::{Event, Store, StoreError};
 
 /// Rows read from the journal at once.
 const PAGE: u32 = 500;
@@ -39,7 +39,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Window {
-    /// Only events with ids above this, from 0. Without it: those from now on, or with `follow=false` all that are kept.
+    /// Only events with ids above this, from 0; one above the newest is of a lost database, and is taken for 0. Without it: those from now on, or with `follow=false` all that are kept.
     #[param(minimum = 0)]
     after: Option<i64>,
     /// Only events of this project.
@@ -82,10 +82,10 @@ pub(super) async fn events(
     let place = api.followers.clone().try_acquire_owned();
     let place = place.map_err(|_| JsonError::later("too many clients follow the events: close one of them"))?;
     let live = api.journal.subscribe();
-    let last = match (last_event_id(&headers)?, window.after, window.follow) {
-        (Some(id), _, _) | (None, Some(id), _) => id,
-        (None, None, true) => api.journal.latest_event_id().await?,
-        (None, None, false) => 0,
+    let last = match (last_event_id(&headers)?.or(window.after), window.follow) {
+        (Some(id), _) => known(id, &api.journal).await?,
+        (None, true) => api.journal.latest_event_id().await?,
+        (None, false) => 0,
     };
     let mut follower = Follower {
         journal: api.journal,
@@ -104,6 +104,12 @@ pub(super) async fn events(
         Some((Ok(to_sse(event)), follower))
     });
     Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
+}
+
+/// An id that the journal has not come to is of a database that was lost since: nobody of this one's time has seen it, so
+/// all that is kept is news. Taken as it is, it would hide all events until the journal came to it.
+async fn known(id: i64, journal: &Store) -> Result<i64, StoreError> {
+    Ok(if id > journal.latest_event_id().await? { 0 } else { id })
 }
 
 fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, JsonError> {

@@ -11,6 +11,7 @@ use kiln_wire::{Check, Readiness};
 
 use super::Api;
 use super::answers::{PlainError, with_retry_after};
+use super::large::NONE_FREE;
 use crate::metrics::Format;
 
 /// Prometheus gives up after 10 s unless told otherwise.
@@ -51,6 +52,7 @@ pub(super) async fn metrics(State(api): State<Api>, headers: HeaderMap) -> Resul
         let answer = PlainError::new(StatusCode::SERVICE_UNAVAILABLE, words).into_response();
         with_retry_after(answer, Some(A_MOMENT))
     };
+    let room = api.figures.take().await.ok_or_else(|| later(NONE_FREE))?;
     // A reading of the host may hang; the next scrape must not hang beside it.
     let place = api.scrapes.clone().try_acquire_owned();
     let place = place.map_err(|_| later("another scrape is under way, or hangs: look at kilnd's disks"))?;
@@ -64,7 +66,7 @@ pub(super) async fn metrics(State(api): State<Api>, headers: HeaderMap) -> Resul
     let text = tokio::time::timeout(SCRAPE_TIME, scrape).await;
     let text = text.map_err(|_| later("the figures could not be read in time: look at kilnd's disks"))?;
     match text {
-        Ok(Ok(text)) => Ok(([(header::CONTENT_TYPE, format.content_type())], text).into_response()),
+        Ok(Ok(text)) => Ok(room.carry(format.content_type(), text)),
         // Writing to memory does not fail; a reading that panics has said so in the log.
         Ok(Err(_)) | Err(_) => Err(StatusCode::INTERNAL_SERVER_ERROR.into_response()),
     }

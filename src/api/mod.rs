@@ -15,6 +15,7 @@
 //! | `v1`, `upkeep`, `events` | what Kiln shows of itself, and an admin's verbs |
 //! | `health` | alive, ready, figures |
 //! | `body`, `answers` | from bytes to a request, from errors to answers |
+//! | `large` | how many large answers there are at a time |
 //! | `delivery` | whether an answer that carries a lease arrived |
 //! | `guard` | who may speak over TCP |
 //! | `listener`, `serve`, `connection`, `places` | sockets, accept loops, bounds of a connection, and who gets a place |
@@ -30,6 +31,7 @@ mod events;
 mod guard;
 mod health;
 mod heart;
+mod large;
 mod listener;
 mod places;
 mod prefer;
@@ -85,6 +87,9 @@ pub struct Api {
     followers: Arc<Semaphore>,
     /// One at a time.
     scrapes: Arc<Semaphore>,
+    lists: large::Places,
+    /// Places of their own: who watches kilnd must not be kept out by who reads lists.
+    figures: large::Places,
     shutdown: CancellationToken,
 }
 
@@ -92,7 +97,9 @@ impl Api {
     pub fn new(heart: Arc<dyn Heart>, journal: Store, metrics: Arc<Metrics>, settings: Settings) -> Self {
         let (followers, scrapes) = (Arc::new(Semaphore::new(FOLLOWERS)), Arc::new(Semaphore::new(1)));
         let heart = Arc::new(Bounded::new(heart, &settings));
-        Self { heart, journal, metrics, settings, followers, scrapes, shutdown: CancellationToken::new() }
+        let (lists, figures) = (large::Places::new(), large::Places::new());
+        let shutdown = CancellationToken::new();
+        Self { heart, journal, metrics, settings, followers, scrapes, lists, figures, shutdown }
     }
 
     fn ending_with(self, shutdown: CancellationToken) -> Self {

@@ -4,15 +4,13 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use kiln_wire::{Adopt, ApiError, Emptied, Orphan, RemoveOrphan, Taken, Trashed};
+use axum::response::Response;
+use kiln_wire::{Adopt, ApiError, Emptied, Orphan, RemoveOrphan, Taken, Trashed, is_name, is_orphan_name};
 
 use super::Api;
 use super::answers::JsonError;
 use super::body::read;
 use super::v1::{InPath, quoted};
-
-/// Longer than any instance, volume or key is called.
-const MAX_NAME_BYTES: usize = 255;
 
 /// What has lost its other half: instances and volumes that no project knows, and projects whose cache is gone.
 #[utoipa::path(
@@ -23,8 +21,9 @@ const MAX_NAME_BYTES: usize = 255;
         (status = 503, description = "Not now; see Retry-After", body = ApiError),
     )
 )]
-pub(super) async fn orphans(State(api): State<Api>) -> Result<Json<Vec<Orphan>>, JsonError> {
-    Ok(Json(api.heart.orphans().await?))
+pub(super) async fn orphans(State(api): State<Api>) -> Result<Response, JsonError> {
+    let place = api.lists.take_for_list().await?;
+    place.json(&api.heart.orphans().await?)
 }
 
 /// Make a project of an orphan again.
@@ -41,7 +40,7 @@ pub(super) async fn orphans(State(api): State<Api>) -> Result<Json<Vec<Orphan>>,
 )]
 pub(super) async fn adopt(State(api): State<Api>, body: Body) -> Result<Json<Taken>, JsonError> {
     let Adopt { kind, name } = read(body).await?;
-    let key = api.heart.adopt(kind, checked(&name)?).await?;
+    let key = api.heart.adopt(kind, orphan(&name)?).await?;
     Ok(Json(Taken { key: key.into() }))
 }
 
@@ -60,7 +59,7 @@ pub(super) async fn adopt(State(api): State<Api>, body: Body) -> Result<Json<Tak
 )]
 pub(super) async fn remove_orphan(State(api): State<Api>, body: Body) -> Result<StatusCode, JsonError> {
     let RemoveOrphan { kind, name } = read(body).await?;
-    api.heart.remove_orphan(kind, checked(&name)?).await?;
+    api.heart.remove_orphan(kind, orphan(&name)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -73,8 +72,9 @@ pub(super) async fn remove_orphan(State(api): State<Api>, body: Body) -> Result<
         (status = 503, description = "Not now; see Retry-After", body = ApiError),
     )
 )]
-pub(super) async fn trash(State(api): State<Api>) -> Result<Json<Vec<Trashed>>, JsonError> {
-    Ok(Json(api.heart.trash().await?))
+pub(super) async fn trash(State(api): State<Api>) -> Result<Response, JsonError> {
+    let place = api.lists.take_for_list().await?;
+    place.json(&api.heart.trash().await?)
 }
 
 /// Give a deleted cache back to its project.
@@ -91,7 +91,7 @@ pub(super) async fn trash(State(api): State<Api>) -> Result<Json<Vec<Trashed>>, 
     )
 )]
 pub(super) async fn restore(State(api): State<Api>, name: InPath) -> Result<Json<Taken>, JsonError> {
-    let key = api.heart.restore(checked(&in_path(name))?).await?;
+    let key = api.heart.restore(trashed(&in_path(name))?).await?;
     Ok(Json(Taken { key: key.into() }))
 }
 
@@ -108,7 +108,7 @@ pub(super) async fn restore(State(api): State<Api>, name: InPath) -> Result<Json
     )
 )]
 pub(super) async fn discard(State(api): State<Api>, name: InPath) -> Result<StatusCode, JsonError> {
-    api.heart.discard(checked(&in_path(name))?).await?;
+    api.heart.discard(trashed(&in_path(name))?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -129,12 +129,14 @@ fn in_path(name: InPath) -> String {
     name.map_or_else(|_| String::new(), |Path(name)| name)
 }
 
-/// One name of one thing: no path, nothing that steers, and nothing that could be taken for an option.
-fn checked(name: &str) -> Result<&str, JsonError> {
-    let plain = name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
-    if name.is_empty() || name.len() > MAX_NAME_BYTES || !plain || name.starts_with(['.', '-']) {
-        let why = format!("{} is not a name: it is one that the list has", quoted(name));
-        return Err(JsonError::bad_request(why));
-    }
-    Ok(name)
+fn orphan(name: &str) -> Result<&str, JsonError> {
+    if is_orphan_name(name) { Ok(name) } else { Err(no_name(name)) }
+}
+
+fn trashed(name: &str) -> Result<&str, JsonError> {
+    if is_name(name) { Ok(name) } else { Err(no_name(name)) }
+}
+
+fn no_name(text: &str) -> JsonError {
+    JsonError::bad_request(format!("{} is not a name: it is one that the list has", quoted(text)))
 }

@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
+use axum::response::Response;
 use kiln_domain::lease::ParseTokenError;
 use kiln_domain::{Key, LeaseToken, ParseKeyError, Tier};
 use kiln_wire::{ApiError, LeaseView, ProjectView, Renew, SettingsPatch, Why, units};
@@ -28,8 +29,9 @@ use super::heart::{RenewError, SettingsChange};
         (status = 503, description = "Not now", body = ApiError),
     )
 )]
-pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<ProjectView>>, JsonError> {
-    Ok(Json(api.heart.list().await?))
+pub(super) async fn list(State(api): State<Api>) -> Result<Response, JsonError> {
+    let place = api.lists.take_for_list().await?;
+    place.json(&api.heart.list().await?)
 }
 
 /// One project.

@@ -271,7 +271,7 @@ pub(super) enum OrphansVerb {
     Ls,
     /// Make a project of one again
     Adopt {
-        #[arg(value_parser = name)]
+        #[arg(value_parser = orphan_name)]
         name: String,
         /// Where one name stands for more than one: instance, volume or record
         #[arg(long)]
@@ -281,7 +281,7 @@ pub(super) enum OrphansVerb {
     Rm {
         /// instance, volume or record
         kind: OrphanKind,
-        #[arg(value_parser = name)]
+        #[arg(value_parser = orphan_name)]
         name: String,
     },
 }
@@ -372,18 +372,20 @@ pub(super) struct CompletionsArgs {
     pub(super) shell: Shell,
 }
 
+/// What names have in common; kilnd has the same rule.
+const OF_THE_LIST: &str = "it is a name that the list has";
+
 /// Checked here, so that a slip is a usage error, and passed on as it is.
 fn window(text: &str) -> Result<String, String> {
     units::parse_span(text).map(|_| text.to_owned()).ok_or_else(|| "write it as 30s, 15m or 1h30m".to_owned())
 }
 
-/// kilnd's own rule.
 fn name(text: &str) -> Result<String, String> {
-    let plain = text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
-    if text.is_empty() || !plain || text.starts_with(['.', '-']) {
-        return Err("it is a name that the list has".to_owned());
-    }
-    Ok(text.to_owned())
+    if kiln_wire::is_name(text) { Ok(text.to_owned()) } else { Err(OF_THE_LIST.to_owned()) }
+}
+
+fn orphan_name(text: &str) -> Result<String, String> {
+    if kiln_wire::is_orphan_name(text) { Ok(text.to_owned()) } else { Err(OF_THE_LIST.to_owned()) }
 }
 
 fn size(text: &str) -> Result<String, String> {

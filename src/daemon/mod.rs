@@ -55,7 +55,7 @@ struct Arguments {
     /// What runs the daemons.
     #[arg(long, value_enum)]
     runtime: Option<RuntimeKind>,
-    /// Fill the database from what is on the host before anything else. Done by itself when there is none, or when it is
+    /// Fill the database from what is on the host before anything else, damaged rows included. Done by itself when there is none, or when it is
     /// damaged; then the damaged one is kept beside it.
     #[arg(long)]
     rebuild: bool,

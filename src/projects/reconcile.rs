@@ -302,7 +302,12 @@ impl Projects {
         };
         let text = "the project was found on the host, and put back into the database";
         let event = NewEvent::new(self.shared.clock.now(), Some(key), "rebuilt", text);
-        match self.shared.store.adopt_project(record, self.shared.addresses, Some(event)).await {
+        let (store, addresses) = (&self.shared.store, self.shared.addresses);
+        let put_back = match when {
+            Rebuild::Asked => store.mend_project(record, addresses, Some(event)),
+            Rebuild::First | Rebuild::Later => store.adopt_project(record, addresses, Some(event)),
+        };
+        match put_back.await {
             Ok(adopted) => {
                 // What is there when the projects are taken up is seen to then.
                 if adopted.new && when == Rebuild::Later {

@@ -40,6 +40,14 @@ pub enum StoreError {
     /// It goes on, and its connection comes back with its end.
     #[error("a read of {path} did not end within {} s: look whether its disk hangs", .after.as_secs())]
     ReadHangs { path: PathBuf, after: Duration },
+    /// Nothing was written. It goes by with whatever the other program does.
+    #[error("cannot {doing}: another program has {path} locked: a backup, or `sqlite3`? Try again when it has ended")]
+    Locked {
+        doing: &'static str,
+        path: PathBuf,
+        #[source]
+        source: Arc<rusqlite::Error>,
+    },
     #[error("the database is closed")]
     Closed,
     /// Nothing was written. Reads go on.
@@ -74,7 +82,10 @@ pub enum StoreError {
         source: Arc<rusqlite::Error>,
     },
     /// Only somebody else's hand can have written this.
-    #[error("the database holds {found:?} as {column}, which Kiln never writes: restore it from a copy")]
+    #[error(
+        "the database holds {found:?} as {column}, which Kiln never writes: restore it from a copy; a project comes back \
+         from what the host has of it with `kilnd --rebuild`"
+    )]
     Nonsense { column: &'static str, found: String },
 }
 
@@ -89,7 +100,11 @@ impl StoreError {
     pub fn is_retryable(&self) -> bool {
         matches!(
             self,
-            Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::ReadHangs { .. } | Self::Rebuilding { .. }
+            Self::WritesWaiting { .. }
+                | Self::ReadsWaiting { .. }
+                | Self::ReadHangs { .. }
+                | Self::Rebuilding { .. }
+                | Self::Locked { .. }
         )
     }
 
@@ -109,7 +124,9 @@ impl StoreError {
     /// come again than to give up. `None`: it would fail as it did.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::Rebuilding { .. } => Some(SOON),
+            Self::WritesWaiting { .. } | Self::ReadsWaiting { .. } | Self::Rebuilding { .. } | Self::Locked { .. } => {
+                Some(SOON)
+            }
             Self::ReadHangs { .. } | Self::Full { .. } | Self::Disk { .. } | Self::Gone { .. } => Some(AFTER_A_REPAIR),
             Self::OtherIdentity { .. }
             | Self::NoAddress { .. }
@@ -132,6 +149,7 @@ impl StoreError {
         let path = path.to_owned();
         match self {
             Self::Sqlite { source, .. } if is_no_room(&source) => Self::Full { path },
+            Self::Sqlite { doing, source } if is_locked(&source) => Self::Locked { doing, path, source },
             Self::Sqlite { doing, source } if is_disk(&source) => Self::Disk { doing, path, source },
             other => other,
         }
@@ -151,6 +169,11 @@ fn is_disk(error: &rusqlite::Error) -> bool {
     use ErrorCode::{CannotOpen, ReadOnly, SystemIoFailure};
 
     matches!(error.sqlite_error_code(), Some(ReadOnly | SystemIoFailure | CannotOpen))
+}
+
+/// Where somebody else's transaction shows that did not end within the time that SQLite waits for it.
+fn is_locked(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
 /// Why the database cannot be used. Nothing was changed when it is refused.

@@ -294,6 +294,12 @@ impl Store {
         self.submit_telling(event.is_some(), move |writing| writes::adopt_project(writing, record, pool, event))
     }
 
+    /// [`Store::adopt_project`], also where a row of the project is there that cannot be read: it is replaced, and the
+    /// project keeps its leases.
+    pub fn mend_project(&self, record: ProjectRecord, pool: AddressPool, event: Option<NewEvent>) -> Commit<Created> {
+        self.submit_telling(event.is_some(), move |writing| writes::mend_project(writing, record, pool, event))
+    }
+
     /// Writes phase, generation, incarnation, settings, builds and last activity as `record` has them; identity, address
     /// and birth are for life.
     pub fn save_project(&self, record: &ProjectRecord, event: Option<NewEvent>) -> Commit<()> {

@@ -53,6 +53,23 @@ pub(super) fn adopt_project(
     Ok(Created { record, new: true })
 }
 
+/// As [`adopt_project`], also in the place of a row that cannot be read; its leases stay.
+pub(super) fn mend_project(
+    writing: &mut Writing<'_>,
+    record: ProjectRecord,
+    pool: AddressPool,
+    event: Option<NewEvent>,
+) -> Result<Created, StoreError> {
+    let stored = rows::project_as_stored(writing.connection, &record.key);
+    if matches!(stored, Err(StoreError::Nonsense { .. } | StoreError::Column { .. })) {
+        let failed = StoreError::sqlite("remove the damaged row");
+        // Until the end of this commit: the leases have a project again before.
+        writing.connection.execute_batch("PRAGMA defer_foreign_keys = ON").map_err(&failed)?;
+        writing.connection.execute("DELETE FROM projects WHERE key = ?1", [record.key.as_str()]).map_err(failed)?;
+    }
+    adopt_project(writing, record, pool, event)
+}
+
 /// The project with this key. K1: one of another identity is an error.
 fn of_this_identity(writing: &Writing<'_>, key: &Key, spec: &BuildSpec) -> Result<Option<ProjectRecord>, StoreError> {
     let record = rows::project_as_stored(writing.connection, key)?;

@@ -178,6 +178,59 @@ fn a_key_that_was_renamed_by_hand_is_told_of_and_spoils_nothing_else() {
     kilnd.is_well();
 }
 
+#[test]
+fn a_project_whose_row_was_spoilt_by_hand_comes_back_with_a_rebuild() {
+    let stage = Stage::with_script("exit 1", "");
+    let kilnd = stage.start();
+    let key = failed_project(&kilnd, REPO);
+    assert_eq!(kilnd.terminate().1, Some(0));
+    edit(&stage, "UPDATE projects SET phase = 'dancing', phase_reason = NULL");
+    let kilnd = stage.start();
+    let answer = kilnd.get(&format!("/v1/projects/{key}"));
+    assert_eq!((answer.status, answer.body.contains("`kilnd --rebuild`")), (500, true), "{answer:?}");
+    assert_eq!(kilnd.terminate().1, Some(0));
+    let kilnd = stage.start_with(&["--rebuild"]);
+    assert_eq!(failed_project(&kilnd, REPO), key);
+    let orphans = kilnd.get("/v1/orphans").json();
+    assert_eq!(orphans.as_array().map(Vec::len), Some(0), "{orphans}");
+    let removed = http::delete(stage.api, &format!("/v1/projects/{key}")).expect("an answer");
+    assert_eq!(removed.status, 204, "{removed:?}");
+}
+
+/// What a backup or an admin's `sqlite3` does, for longer than a write waits.
+#[test]
+fn a_database_that_another_program_holds_is_not_now() {
+    let stage = Stage::with_script("exec sleep 60", "");
+    let kilnd = stage.start();
+    let route = || kilnd.post("/route?wait=0", &format!(r#"{{"repo":"{REPO}","arch":"amd64"}}"#));
+    let leased = route();
+    assert_eq!(leased.status, 202, "{leased:?}");
+    let leased = leased.json();
+    let [key, lease, build] = ["key", "leaseId", "buildId"].map(|name| leased[name].as_str().expect("text").to_owned());
+    let other = rusqlite::Connection::open(stage.database()).expect("opened");
+    other.busy_timeout(super::stage::DEADLINE).expect("set");
+    other.execute_batch("BEGIN IMMEDIATE").expect("held");
+    let not_now = |answer: Answer| {
+        assert_eq!(answer.status, 503, "{answer:?}");
+        assert!(answer.head.contains("retry-after: "), "{answer:?}");
+        assert!(answer.body.contains("kiln.db locked: a backup, or `sqlite3`?"), "{answer:?}");
+    };
+    let settings =
+        format!("PATCH /v1/projects/{key}/settings HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", stage.api);
+    let settings = format!("{settings}content-length: 14\r\n\r\n{{\"tier\":\"hot\"}}");
+    let token = format!(r#"{{"buildId":"{build}"}}"#);
+    std::thread::scope(|scope| {
+        scope.spawn(|| not_now(route()));
+        scope.spawn(|| not_now(kilnd.route("example.com/o/new")));
+        scope.spawn(|| not_now(kilnd.post(&format!("/v1/leases/{lease}/renew"), &token)));
+        scope.spawn(|| not_now(http::send(stage.api, settings.as_bytes()).expect("an answer")));
+    });
+    not_now(kilnd.post("/complete", &format!(r#"{{"key":"{key}","buildId":"{build}"}}"#)));
+    other.execute_batch("ROLLBACK").expect("given back");
+    assert_eq!(route().status, 202);
+    assert_eq!(kilnd.post(&format!("/v1/leases/{lease}/renew"), &token).status, 200, "a lease is lost to no lock");
+}
+
 /// There is no cache whose way to the trash would take them along.
 #[test]
 fn a_project_without_a_cache_leaves_no_certificates_when_it_is_removed() {

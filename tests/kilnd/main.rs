@@ -13,5 +13,6 @@ mod hellos;
 mod http;
 mod incus;
 mod life;
+mod orphans;
 mod requests;
 mod stage;

@@ -131,9 +131,14 @@ impl Stage {
     }
 
     pub(crate) fn start(&self) -> Kilnd<'_> {
+        self.start_with(&[])
+    }
+
+    pub(crate) fn start_with(&self, options: &[&str]) -> Kilnd<'_> {
         let config = self.write_config(&self.config_text(), 0o600);
         let log = self.dir.path().join("kilnd.log");
         let mut command = Self::command(&["--config", &config.display().to_string()]);
+        command.args(options);
         command.stderr(File::options().append(true).create(true).open(&log).expect("opened"));
         let child = command.spawn().expect("run");
         let mut kilnd = Kilnd { stage: self, child, log };

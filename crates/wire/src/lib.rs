@@ -24,7 +24,9 @@ use kiln_domain::spec::SpecError;
 use kiln_domain::{BuildSpec, Key};
 use serde::{Deserialize, Serialize};
 pub use settings::{Change, Origin, Setting, SettingsPatch, SettingsView};
-pub use upkeep::{Adopt, Check, Emptied, Orphan, OrphanKind, Readiness, RemoveOrphan, Taken, Trashed};
+pub use upkeep::{
+    Adopt, Check, Emptied, Orphan, OrphanKind, Readiness, RemoveOrphan, Taken, Trashed, is_name, is_orphan_name,
+};
 use utoipa::ToSchema;
 pub use v1::{ApiError, EventView, LeaseView, ProjectView, QueuePlace, Renew, Why};
 

@@ -44,6 +44,26 @@ impl FromStr for OrphanKind {
     }
 }
 
+/// Longer than any instance, volume or key is called.
+const MAX_NAME_BYTES: usize = 255;
+
+/// Where volumes are in their engine's root; an orphan that is one is called so: `live/pbcce5b6205652dd7`.
+const FOLDERS: [&str; 2] = ["live", "trash"];
+
+/// Whether it could be one name of one thing: no path, nothing that steers, and nothing that could be an option.
+pub fn is_name(text: &str) -> bool {
+    let plain = text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+    !text.is_empty() && text.len() <= MAX_NAME_BYTES && plain && !text.starts_with(['.', '-'])
+}
+
+/// Whether it could be an orphan's name: a name, or that of a volume in its folder.
+pub fn is_orphan_name(text: &str) -> bool {
+    match text.split_once('/') {
+        Some((folder, name)) => FOLDERS.contains(&folder) && is_name(name),
+        None => is_name(text),
+    }
+}
+
 /// Something on the host, or in the database, that has lost its other half. Never touched without an explicit verb.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -136,5 +156,47 @@ impl Check {
 
     pub fn ill(name: &str, why: impl Into<String>) -> Self {
         Self { name: name.to_owned(), ok: false, why: Some(why.into()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for name in ["pbcce5b6205652dd7", "pbcce5b6205652dd7.000007", "buildkitd-x", "note", "a..b"] {
+            assert!(is_name(name) && is_orphan_name(name), "{name:?}");
+        }
+        for name in ["live/pbcce5b6205652dd7", "trash/old"] {
+            assert!(is_orphan_name(name) && !is_name(name), "{name:?}");
+        }
+        let long = format!("live/{}", "x".repeat(MAX_NAME_BYTES + 1));
+        for name in [
+            "",
+            ".",
+            "..",
+            "-rf",
+            ".half-x",
+            "a b",
+            "a\u{1b}[2J",
+            "/",
+            "live/",
+            "live/.",
+            "live/..",
+            "live/../x",
+            "live/-rf",
+            "live/.half-x",
+            "live/a/b",
+            "live//a",
+            "/live/a",
+            "a/b",
+            "../live/a",
+            "Live/a",
+            "live/a b",
+            &long,
+        ] {
+            assert!(!is_orphan_name(name), "{name:?} was taken for a name");
+        }
     }
 }

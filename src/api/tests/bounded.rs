@@ -90,7 +90,7 @@ async fn it_lives_though_everything_hangs() {
     let mut hanging = Vec::new();
     for _ in 0..100 {
         let mut stream = server.connect().await;
-        stream.write_all(request("GET", "/v1/projects", "").as_bytes()).await.expect("sends");
+        stream.write_all(request("GET", "/v1/projects/pbcce5b6205652dd7", "").as_bytes()).await.expect("sends");
         hanging.push(stream);
     }
     let all_hang = || server.heart.hanging.load(Ordering::SeqCst) == hanging.len();

@@ -42,7 +42,7 @@ async fn the_journal_is_read_to_its_end() {
     assert_eq!(events.last(), Some(&last));
     assert!(answer.body.contains("id: 1201"));
     assert_eq!(parse(&server.get("/v1/events?follow=false&after=1199").await.body).len(), 2);
-    assert_eq!(parse(&server.get("/v1/events?follow=false&after=9999").await.body).len(), 0);
+    assert_eq!(parse(&server.get("/v1/events?follow=false&after=1201").await.body).len(), 0);
     for query in
         ["after=x", "after=-1", "follow=perhaps", "unknown=1", "key=nonsense", "key=", "after=9999999999999999999"]
     {
@@ -84,6 +84,34 @@ async fn a_follower_gets_what_it_missed_and_what_comes() {
     assert!(ids.iter().copied().eq(2..=3000), "each once and in order, from the one after Last-Event-ID");
     server.shutdown.cancel();
     tokio::time::timeout(PATIENCE, server.running).await.expect("followers do not delay the end").expect("no panic");
+}
+
+/// The database was lost since, and ids begin at 1 again.
+#[tokio::test]
+async fn a_follower_from_before_the_journal_begins_anew_with_it() {
+    let server = Server::start().await;
+    record(&server, "the first").await;
+    let after = "GET /v1/events?after=53 HTTP/1.1\r\nHost: x\r\n\r\n";
+    let again = "GET /v1/events HTTP/1.1\r\nHost: x\r\nLast-Event-ID: 53\r\n\r\n";
+    for (request, next) in [(after, "<2>"), (again, "<3>")] {
+        let mut stream = server.connect().await;
+        stream.write_all(request.as_bytes()).await.expect("sends");
+        let mut seen = String::new();
+        let reading = async |until: &str, seen: &mut String, stream: &mut UnixStream| {
+            while !seen.contains(until) {
+                let mut part = [0; 4096];
+                let read = stream.read(&mut part).await.expect("reads");
+                assert!(read > 0, "closed after {seen}");
+                seen.push_str(&String::from_utf8_lossy(&part[..read]));
+            }
+        };
+        let first = reading("the first", &mut seen, &mut stream);
+        tokio::time::timeout(PATIENCE, first).await.expect("what it cannot have seen");
+        record(&server, next).await;
+        let then = reading(next, &mut seen, &mut stream);
+        tokio::time::timeout(PATIENCE, then).await.expect("and what follows");
+    }
+    assert_eq!(parse(&server.get("/v1/events?follow=false&after=53").await.body).len(), 3);
 }
 
 #[tokio::test]

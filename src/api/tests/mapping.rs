@@ -41,6 +41,11 @@ async fn a_disk_that_takes_nothing_is_not_now_at_every_endpoint_and_says_what_to
             "30",
             "the disk of /var/lib/kiln/kiln.db is read-only or fails",
         ),
+        (
+            StoreError::Locked { doing: "begin a commit", path: path.clone(), source: source() },
+            "1",
+            "another program has /var/lib/kiln/kiln.db locked: a backup, or `sqlite3`?",
+        ),
         (StoreError::ReadHangs { path, after: Duration::from_secs(20) }, "30", "look whether its disk hangs"),
         (StoreError::ReadsWaiting { seconds: 5 }, "1", "try again in a second"),
     ] {

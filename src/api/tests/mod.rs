@@ -5,6 +5,7 @@ mod compatible;
 mod delivery;
 mod events;
 mod health;
+mod large;
 mod mapping;
 mod refused;
 mod sockets;
@@ -46,7 +47,7 @@ struct FakeHeart {
     route_waits: bool,
     /// The next answers of `route` are not ready.
     not_ready: AtomicUsize,
-    /// The answer takes this many bytes more than usual.
+    /// The answer of `route` and the list of projects take this many bytes more than usual.
     padding: usize,
     go: Notify,
     entered: Notify,
@@ -198,7 +199,7 @@ impl Heart for FakeHeart {
 
     async fn list(&self) -> Result<Vec<ProjectView>, VerbError> {
         self.may_hang().await;
-        Ok(vec![view()])
+        Ok(vec![ProjectView { repo: view().repo + &"x".repeat(self.padding), ..view() }])
     }
 
     async fn show(&self, key: &Key) -> Result<ProjectView, VerbError> {

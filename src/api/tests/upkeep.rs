@@ -18,11 +18,20 @@ async fn orphans_are_listed_adopted_and_removed() {
         *server.heart.verbs.lock().expect("no panic"),
         ["orphans", "adopt None buildkitd-x", "adopt Some(Instance) buildkitd-x", "remove orphan instance buildkitd-x"]
     );
+    let in_its_folder = r#"{"kind":"volume","name":"live/pbcce5b6205652dd7"}"#;
+    assert_eq!(server.post("/v1/orphans/adopt", in_its_folder).await.status, 200);
+    assert_eq!(server.post("/v1/orphans/remove", in_its_folder).await.status, 204);
+    assert_eq!(
+        server.heart.verbs.lock().expect("no panic")[4..],
+        ["adopt Some(Volume) live/pbcce5b6205652dd7", "remove orphan volume live/pbcce5b6205652dd7"]
+    );
     let long = format!(r#"{{"kind":"volume","name":"{}"}}"#, "x".repeat(256));
     for (path, body, words) in [
         ("adopt", "{}", "missing field `name`"),
         ("adopt", r#"{"name":""}"#, "is not a name"),
         ("adopt", r#"{"name":"../etc"}"#, "is not a name"),
+        ("adopt", r#"{"name":"live/../etc"}"#, "is not a name"),
+        ("adopt", r#"{"name":"etc/passwd"}"#, "is not a name"),
         ("adopt", r#"{"name":"a b"}"#, "is not a name"),
         ("adopt", "{\"name\":\"a\\u001b[2J\"}", "is not a name"),
         ("adopt", r#"{"kind":"pod","name":"x"}"#, "unknown variant"),
@@ -36,7 +45,7 @@ async fn orphans_are_listed_adopted_and_removed() {
         assert_eq!(answer.status, 400, "{path} {body}: {answer:?}");
         assert!(answer.json::<ApiError>().error.contains(words), "{path} {body}: {answer:?}");
     }
-    assert_eq!(server.heart.verbs.lock().expect("no panic").len(), 4, "what is malformed is not asked for");
+    assert_eq!(server.heart.verbs.lock().expect("no panic").len(), 6, "what is malformed is not asked for");
 }
 
 #[tokio::test]

@@ -485,6 +485,9 @@ async fn what_is_not_ours_is_found() {
     expected.sort_unstable();
     assert_eq!(strangers, expected);
     assert_eq!(found.iter().filter_map(|found| found.key.clone()).collect::<Vec<_>>(), [key()]);
+    // They can be asked for by the names they are shown under.
+    let nameable = found.iter().filter(|found| kiln_wire::is_orphan_name(&found.name));
+    assert_eq!(nameable.count(), found.len() - 1, "all but the one whose name is no text");
 }
 
 #[tokio::test]

@@ -166,6 +166,34 @@ async fn a_project_that_is_known_is_adopted_as_it_is_or_not_at_all() {
 }
 
 #[tokio::test]
+async fn a_row_that_cannot_be_read_is_replaced_and_keeps_its_leases() {
+    let place = Place::new();
+    let store = place.open();
+    let there = store.create_project(&spec(1), POOL, NOW).await.expect("creates").record;
+    store.create_project(&spec(2), POOL, NOW).await.expect("creates");
+    store.add_lease(&key(1), &lease(1), &BuildTimes::default(), None).await.expect("adds");
+    let found = || found_on_the_host(1, there.address);
+    let whole = store.mend_project(found(), POOL, Some(event("mended"))).await.expect("is well");
+    assert_eq!(whole, Created { record: there.clone(), new: false });
+    for damage in [
+        "UPDATE projects SET phase = 'dancing' WHERE repo = 'github.com/org/repo1'",
+        "UPDATE projects SET settings = 'x' WHERE repo = 'github.com/org/repo1'",
+        "UPDATE projects SET arch = 'vax' WHERE repo = 'github.com/org/repo1'",
+        "UPDATE projects SET phase = 'dancing', address = 1 WHERE repo = 'github.com/org/repo1'",
+    ] {
+        store.submit(sql(damage)).await.expect("damages");
+        let refused = store.adopt_project(found(), POOL, None).await;
+        assert!(matches!(refused, Err(StoreError::Nonsense { .. })), "{damage}: {refused:?}");
+        let mended = store.mend_project(found(), POOL, Some(event("mended"))).await.expect("mends");
+        assert_eq!(mended, Created { record: found(), new: true }, "{damage}");
+        assert_eq!(store.project(&key(1)).await.expect("reads"), Some(found()), "{damage}");
+        assert_eq!(store.leases(&key(1)).await.expect("reads").len(), 1, "{damage}");
+    }
+    assert_eq!(store.projects().await.expect("reads").len(), 2);
+    assert_eq!(store.latest_event_id().await.expect("reads"), 4);
+}
+
+#[tokio::test]
 async fn only_what_is_being_removed_is_removed_and_its_leases_with_it() {
     let place = Place::new();
     let store = place.open();

@@ -252,6 +252,22 @@ async fn a_disk_that_takes_nothing_is_named_and_worth_another_try() {
     assert_eq!(store.latest_event_id().await.expect("reads go on"), 0);
 }
 
+#[tokio::test]
+async fn a_database_that_somebody_else_holds_is_worth_another_try() {
+    let place = Place::new();
+    let store = place.open();
+    store.submit(sql("PRAGMA busy_timeout = 0")).await.expect("sets");
+    let other = rusqlite::Connection::open(place.path()).expect("opens");
+    other.execute_batch("BEGIN IMMEDIATE").expect("holds it");
+    let error = store.record(event("not now")).await.expect_err("it is locked");
+    assert!(matches!(&error, StoreError::Locked { path, .. } if *path == place.path()), "{error:?}");
+    assert_eq!((error.is_retryable(), error.retry_after()), (true, Some(Duration::from_secs(1))));
+    assert!(error.to_string().starts_with("cannot begin a commit: another program has "), "{error}");
+    assert_eq!(store.latest_event_id().await.expect("reads go on"), 0);
+    other.execute_batch("ROLLBACK").expect("gives it back");
+    store.record(event("now")).await.expect("is written");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_read_that_hangs_is_given_up_and_its_connection_comes_back() {
     let place = Place::new();
