@@ -278,14 +278,13 @@ impl Projects {
                 why,
                 "the database was filled from the volumes; the instances are still to be seen"
             );
-        } else if known.is_empty() {
-            // A first start.
-            self.shared.store.rebuilt(None).await?;
         } else {
-            tracing::warn!(projects, "the database was filled from what is on the host");
-            let text = format!("the database was rebuilt from the host: {projects} project(s)");
-            let event = NewEvent::new(self.shared.clock.now(), None, "rebuilt", text);
-            self.shared.store.rebuilt(Some(event)).await?;
+            self.shared.store.rebuilt(None).await?;
+            // A first start, with no database that was kept aside, is nothing to tell.
+            if projects > 0 || self.shared.store.figures().journal_rows > 0 {
+                tracing::warn!(projects, "the database was filled from what is on the host");
+                self.note("rebuilt", format!("the database was rebuilt from the host: {projects} project(s)"));
+            }
         }
         self.shared.set_rebuilding(unseen);
         Ok(())
