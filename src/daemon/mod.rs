@@ -6,14 +6,19 @@
 //! | `logging.rs` | where log lines go |
 //!
 //! Promises: a configuration that is wrong ends it with exit code 78 before anything is touched; what cannot be had
-//! (a port, the database, the runtime) ends it with 1 and a line that says what to do. SIGTERM and SIGINT close the doors,
+//! (a port, the database, the runtime) ends it with 1 and a line that says what to do. A log that cannot be
+//! written loses lines and ends nothing. SIGTERM and SIGINT close the doors,
 //! let open connections drain for a bound, and leave every daemon as it is.
 //!
 //! What must not be here: decisions about projects.
 
+// They panic where nothing can be written; see `stdio`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod assemble;
 mod logging;
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -31,6 +36,7 @@ use crate::causes;
 use crate::config::{Config, Overrides, RuntimeKind};
 use crate::host::pressure::{MemoryStalls, PressureFiles};
 use crate::metrics::{Level, Metrics};
+use crate::stdio;
 use crate::store::Store;
 
 /// As in sysexits.h: something is wrong with the configuration.
@@ -182,14 +188,20 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
 }
 
 fn print_config(config: &Config) -> ExitCode {
-    match toml::to_string(config) {
-        Ok(text) => {
-            print!("{text}");
-            ExitCode::SUCCESS
-        }
+    let text = match toml::to_string(config) {
+        Ok(text) => text,
         Err(error) => {
             complain(&error);
-            ExitCode::from(EX_CONFIG)
+            return ExitCode::from(EX_CONFIG);
+        }
+    };
+    match stdio::answer(&text) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever stops reading has had enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&io::Error::new(error.kind(), format!("cannot write to standard output: {error}")));
+            ExitCode::FAILURE
         }
     }
 }
@@ -198,5 +210,5 @@ fn print_config(config: &Config) -> ExitCode {
 fn complain(error: &(dyn std::error::Error + 'static)) {
     let text = causes::in_one_line(error);
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
-    eprintln!("kilnd: {}", lines.join(" "));
+    stdio::say(&format!("kilnd: {}", lines.join(" ")));
 }

@@ -13,5 +13,6 @@ mod hellos;
 mod http;
 mod incus;
 mod life;
+mod outputs;
 mod requests;
 mod stage;

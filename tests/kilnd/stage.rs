@@ -116,7 +116,7 @@ impl Stage {
         }
     }
 
-    fn command(arguments: &[&str]) -> Command {
+    pub(crate) fn command(arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kilnd"));
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).env_remove("KILN_CONFIG");
         command.env_remove("KILN_LOG");
@@ -130,12 +130,23 @@ impl Stage {
         path
     }
 
+    fn log_path(&self) -> PathBuf {
+        self.dir.path().join("kilnd.log")
+    }
+
     pub(crate) fn start(&self) -> Kilnd<'_> {
+        let log = File::options().append(true).create(true).open(self.log_path()).expect("opened");
+        self.start_logging_to(log.into())
+    }
+
+    pub(crate) fn start_logging_to(&self, stderr: Stdio) -> Kilnd<'_> {
         let config = self.write_config(&self.config_text(), 0o600);
-        let log = self.dir.path().join("kilnd.log");
         let mut command = Self::command(&["--config", &config.display().to_string()]);
-        command.stderr(File::options().append(true).create(true).open(&log).expect("opened"));
-        let child = command.spawn().expect("run");
+        self.run(command.stderr(stderr))
+    }
+
+    fn run(&self, command: &mut Command) -> Kilnd<'_> {
+        let (child, log) = (command.spawn().expect("run"), self.log_path());
         let mut kilnd = Kilnd { stage: self, child, log };
         until("kilnd to be ready", || {
             if let Some(status) = kilnd.child.try_wait().expect("waited") {
