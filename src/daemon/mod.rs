@@ -3,6 +3,7 @@
 //! | file | |
 //! |---|---|
 //! | `assemble.rs` | from a [`Config`](crate::config::Config) to the parts of a running Kiln |
+//! | `descriptors.rs` | how many files may be open at a time |
 //! | `logging.rs` | where log lines go |
 //!
 //! Promises: a configuration that is wrong ends it with exit code 78 before anything is touched; what cannot be had
@@ -16,6 +17,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod assemble;
+mod descriptors;
 mod logging;
 
 use std::io;
@@ -86,6 +88,7 @@ pub fn main() -> ExitCode {
         return print_config(&config);
     }
     logging::start();
+    descriptors::raise(&config);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

@@ -8,6 +8,7 @@ mod bad_places;
 mod configuration;
 mod daemons;
 mod damage;
+mod descriptors;
 mod figures;
 mod hellos;
 mod http;

@@ -145,6 +145,16 @@ impl Stage {
         self.run(command.stderr(stderr))
     }
 
+    /// After `ulimit` with these arguments.
+    pub(crate) fn start_limited(&self, ulimit: &str) -> Kilnd<'_> {
+        let config = self.write_config(&self.config_text(), 0o600);
+        let log = File::options().append(true).create(true).open(self.log_path()).expect("opened");
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit {ulimit} && exec \"$0\" --config \"$1\"")]);
+        command.arg(env!("CARGO_BIN_EXE_kilnd")).arg(config).stdin(Stdio::null()).stdout(Stdio::null());
+        self.run(command.env_remove("KILN_LOG").stderr(log))
+    }
+
     fn run(&self, command: &mut Command) -> Kilnd<'_> {
         let (child, log) = (command.spawn().expect("run"), self.log_path());
         let mut kilnd = Kilnd { stage: self, child, log };
