@@ -9,7 +9,7 @@
 //! Promises: a configuration that is wrong ends it with exit code 78 before anything is touched; what cannot be had
 //! (a port, the database, the runtime) ends it with 1 and a line that says what to do. A log that cannot be
 //! written loses lines and ends nothing. SIGTERM and SIGINT close the doors,
-//! let open connections drain for a bound, and leave every daemon as it is.
+//! let open connections drain for a bound, and leave every daemon as it is. SIGHUP changes nothing.
 //!
 //! What must not be here: decisions about projects.
 
@@ -113,6 +113,7 @@ pub fn main() -> ExitCode {
 async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
     let shutdown = CancellationToken::new();
     let signals = (on_signal(SignalKind::terminate())?, on_signal(SignalKind::interrupt())?);
+    tokio::spawn(nothing_to_reload(on_signal(SignalKind::hangup())?));
     // Before its ports: they are taken too, and "another kilnd" says more.
     Store::check_free(&config.database())?;
     // What is taken is found out while nothing is made yet. A client that comes now waits in the kernel's queue.
@@ -184,6 +185,13 @@ fn read_the_host(metrics: &Metrics, volumes: &Path) {
 
 fn on_signal(kind: SignalKind) -> Result<tokio::signal::unix::Signal, StartError> {
     signal(kind).map_err(StartError::Signal)
+}
+
+/// SIGHUP asks a daemon to read its configuration again, and would end one that does not listen to it.
+async fn nothing_to_reload(mut hangup: tokio::signal::unix::Signal) {
+    while hangup.recv().await.is_some() {
+        tracing::warn!("SIGHUP: nothing is read again; restart kilnd to apply a changed configuration");
+    }
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {

@@ -285,6 +285,10 @@ impl Kilnd<'_> {
         stats.filter(is_ours).collect()
     }
 
+    pub(crate) fn signal(&self, signal: Signal) {
+        signal_all(&[self.pid()], signal);
+    }
+
     /// SIGTERM; how long it took and the exit code.
     pub(crate) fn terminate(mut self) -> (Duration, Option<i32>) {
         signal_all(&[self.pid()], Signal::TERM);
