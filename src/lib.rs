@@ -21,6 +21,8 @@
 //! | [`cli`] | the `kiln` command |
 //! | [`bench`] | what this machine makes of the quality bars |
 //! | [`causes`] | an error and its causes in one line |
+//! | [`seldom`] | what is not said more often than once in a while |
+//! | [`stdio`] | what programs say on standard error and output |
 //! | [`daemon`] | `kilnd`: starts the parts, waits for a signal |
 
 pub mod api;
@@ -38,4 +40,6 @@ pub mod image;
 pub mod metrics;
 pub mod pki;
 pub mod projects;
+pub mod seldom;
+pub mod stdio;
 pub mod store;

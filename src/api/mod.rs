@@ -51,7 +51,7 @@ use axum::routing::{any, get};
 use bounded::Bounded;
 pub use heart::{CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
 pub use listener::{ListenError, Listener};
-pub use serve::serve;
+pub use serve::{MOST_CONNECTIONS, serve};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;

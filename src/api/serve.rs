@@ -1,7 +1,7 @@
 //! The accept loops, and the end.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::{Router, middleware};
 use rustix::io::Errno;
@@ -12,15 +12,21 @@ use tracing::{info, warn};
 use super::listener::Socket;
 use super::places::{Place, Room, Size};
 use super::{Api, Listener, connection, guard};
+use crate::seldom::Seldom;
 
 /// Connections at a time on each listener.
 const SIZE: Size = Size { places: 1024, reserve: 64 };
+
+/// The most that both doors take at a time.
+pub const MOST_CONNECTIONS: u64 = 2 * (SIZE.places + SIZE.reserve) as u64;
 
 /// What a request under way gets when kilnd stops (the reference's figure).
 const GRACE: Duration = Duration::from_secs(5);
 
 /// After a failed `accept`, which means that file descriptors or memory ran out.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How often that is said.
+const COMPLAINTS: Duration = Duration::from_secs(10);
 
 /// Answers requests on all `listeners` until `shutdown`, and then returns when the last request is answered or its
 /// grace is over. Requests that are cut off drop their handlers, which releases what they had not delivered.
@@ -43,6 +49,7 @@ async fn accept(listener: Listener, router: Router, room: Room, shutdown: Cancel
         Socket::Unix { .. } => router,
     };
     let mut connections = JoinSet::new();
+    let mut complaints = Seldom::once_in(COMPLAINTS);
     loop {
         let accepted = tokio::select! {
             () = shutdown.cancelled() => break,
@@ -56,7 +63,9 @@ async fn accept(listener: Listener, router: Router, room: Room, shutdown: Cancel
                 if is_out_of_descriptors(&error) {
                     room.make_room();
                 }
-                warn!(%error, "could not accept a connection; trying again");
+                if complaints.is_due(Instant::now()) {
+                    warn!(%error, "could not accept a connection; trying again");
+                }
                 tokio::time::sleep(PAUSE).await;
             }
         }

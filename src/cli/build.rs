@@ -32,6 +32,7 @@ use super::private::{self, CredentialFiles};
 use super::renewal::Renewal;
 use super::signals::{Ending, Signals};
 use super::{CliError, identity, split, waiting};
+use crate::stdio;
 
 /// How long a cancelled buildx may wind up before it is killed.
 const WIND_UP: Duration = Duration::from_secs(20);
@@ -67,10 +68,10 @@ pub(super) async fn run(client: &Client, args: &BuildArgs) -> Result<ExitCode, C
         }
     };
     if !args.asking.untrusted && !routed.key.as_str().ends_with(key.as_str()) {
-        eprintln!(
+        stdio::say(&format!(
             "kiln: kilnd takes this build for {} where this client says {key}; their versions differ",
             routed.key
-        );
+        ));
     }
 
     let mut release = Release::of(client, &routed);
@@ -132,7 +133,7 @@ async fn build(
     let left = scratch.path().to_owned();
     if let Err(error) = scratch.close() {
         // Not worth the build's own exit code: what is in it opens nothing for long.
-        eprintln!("kiln: cannot remove {}: {error}; remove it by hand", left.display());
+        stdio::say(&format!("kiln: cannot remove {}: {error}; remove it by hand", left.display()));
     }
     Ok(exit_code(status))
 }
@@ -209,7 +210,9 @@ impl Release {
             self.running = Some(tokio::spawn(async move {
                 if let Err(error) = client.complete(&key, build_id.as_deref()).await {
                     let why = chain(&error);
-                    eprintln!("kiln: the build of {key} was not released, its lease will end by itself: {why}");
+                    stdio::say(&format!(
+                        "kiln: the build of {key} was not released, its lease will end by itself: {why}"
+                    ));
                 }
             }));
         }

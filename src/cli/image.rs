@@ -9,6 +9,7 @@ use super::error::CliError;
 use super::{print, variable};
 use crate::host::incus::IncusConfig;
 use crate::image::{self, Image, ImageRequest};
+use crate::stdio;
 
 #[derive(Serialize)]
 struct Built<'a> {
@@ -31,7 +32,7 @@ pub(super) async fn build(args: &ImageBuildArgs) -> Result<(), CliError> {
         refresh: args.refresh,
         incus,
     };
-    let Image { fingerprint, bytes, known } = image::build(&request, |line| eprintln!("{line}")).await?;
+    let Image { fingerprint, bytes, known } = image::build(&request, stdio::say).await?;
     let alias = args.alias.as_str();
     if args.json {
         return print::json(&Built { fingerprint: &fingerprint, alias, bytes, known });

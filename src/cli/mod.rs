@@ -19,6 +19,9 @@
 //!
 //! What must not be here: decisions about daemons, anything that only works on the machine kilnd runs on.
 
+// They panic where nothing can be written; see `stdio`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -48,15 +51,21 @@ use client::Client;
 use error::{CliError, USAGE};
 use print::Printer;
 
+use crate::stdio;
+
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
     let words = split::arrange(std::env::args_os().collect());
     match Cli::try_parse_from(words) {
         Ok(cli) => run(cli),
         Err(error) => {
-            // Help and version come as errors too; where they cannot be printed there is nobody to tell.
-            let _ = error.print();
-            if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS }
+            let usage = error.use_stderr();
+            match error.print().map_err(print::unwritten) {
+                _ if usage => ExitCode::from(USAGE),
+                // Help and version come as errors too.
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => ended_with(&error),
+            }
         }
     }
 }
@@ -70,18 +79,22 @@ fn run(cli: Cli) -> ExitCode {
     let runtime = match runtime.enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("kiln: cannot start: {error}");
+            stdio::say(&format!("kiln: cannot start: {error}"));
             return ExitCode::FAILURE;
         }
     };
     match runtime.block_on(dispatch(cli)) {
         Ok(code) => code,
-        Err(CliError::ReaderGone) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("kiln: {}", error::chain(&error));
-            ExitCode::from(error.exit_code())
-        }
+        Err(error) => ended_with(&error),
     }
+}
+
+fn ended_with(error: &CliError) -> ExitCode {
+    if matches!(error, CliError::ReaderGone) {
+        return ExitCode::SUCCESS;
+    }
+    stdio::say(&format!("kiln: {}", error::chain(error)));
+    ExitCode::from(error.exit_code())
 }
 
 async fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {

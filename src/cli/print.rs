@@ -1,11 +1,12 @@
 //! Printing answers: aligned, coloured only for a terminal, JSON when asked.
 
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 
 use serde::Serialize;
 
 use super::CliError;
+use crate::stdio;
 
 /// Where answers go.
 #[derive(Debug, Clone, Copy)]
@@ -27,11 +28,14 @@ impl Printer {
 
 /// To stdout. [`CliError::ReaderGone`] when nobody reads it any more.
 pub(super) fn out(text: &str) -> Result<(), CliError> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
+    stdio::answer(text).map_err(unwritten)
+}
+
+pub(super) fn unwritten(error: io::Error) -> CliError {
+    match error.kind() {
         io::ErrorKind::BrokenPipe => CliError::ReaderGone,
         _ => CliError::Stdout(error),
-    })
+    }
 }
 
 pub(super) fn json<T: Serialize>(value: &T) -> Result<(), CliError> {

@@ -1,7 +1,8 @@
 //! Where log lines go: standard error, readable; `KILN_LOG` sets how much (`info`, `kiln=debug`, …), and
 //! `KILN_LOG_FORMAT=json` makes each line a JSON object.
 //!
-//! An event is one line. What daemons, builds and clients say is part of some events, and must not pass for others.
+//! An event is one line. What daemons, builds and clients say is part of some events, and must not pass for others. One that
+//! cannot be written is lost: kilnd is worth more than its log.
 
 use std::io::{self, IsTerminal as _, Write};
 
@@ -13,6 +14,8 @@ pub(super) fn start() {
     let colours = io::stderr().is_terminal();
     let writer = move || OneLine { to: io::stderr(), colours };
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_target(false);
+    // Else the subscriber tells of what it could not write with an `eprintln!`, which panics where stderr is at fault.
+    let lines = lines.log_internal_errors(false);
     if std::env::var_os("KILN_LOG_FORMAT").is_some_and(|format| format == "json") {
         lines.json().init();
     } else {
@@ -20,7 +23,7 @@ pub(super) fn start() {
     }
 }
 
-/// Takes a whole event with each write, as the subscriber gives it, and writes it as one line.
+/// Takes a whole event with each write, as the subscriber gives it, and writes it as one line. Never an error: see above.
 struct OneLine<W> {
     to: W,
     /// Whether there are colours of the subscriber's own.
@@ -29,12 +32,13 @@ struct OneLine<W> {
 
 impl<W: Write> Write for OneLine<W> {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        self.to.write_all(in_one_line(&String::from_utf8_lossy(event), self.colours).as_bytes())?;
+        let _ = self.to.write_all(in_one_line(&String::from_utf8_lossy(event), self.colours).as_bytes());
         Ok(event.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
+        let _ = self.to.flush();
+        Ok(())
     }
 }
 
@@ -110,6 +114,23 @@ mod tests {
             assert!(lines[0].contains("all is well") && lines[1].contains("the next"), "{text:?}");
             assert!(!text.replace('\n', "").contains(char::is_control), "{text:?}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_no_error() {
+        struct Full;
+        impl Write for Full {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::StorageFull.into())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+        }
+        let mut line = OneLine { to: Full, colours: false };
+        assert_eq!(line.write(b"an event\n").expect("is lost"), 9);
+        line.flush().expect("is lost");
     }
 
     #[test]

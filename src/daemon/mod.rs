@@ -3,17 +3,24 @@
 //! | file | |
 //! |---|---|
 //! | `assemble.rs` | from a [`Config`](crate::config::Config) to the parts of a running Kiln |
+//! | `descriptors.rs` | how many files may be open at a time |
 //! | `logging.rs` | where log lines go |
 //!
 //! Promises: a configuration that is wrong ends it with exit code 78 before anything is touched; what cannot be had
-//! (a port, the database, the runtime) ends it with 1 and a line that says what to do. SIGTERM and SIGINT close the doors,
-//! let open connections drain for a bound, and leave every daemon as it is.
+//! (a port, the database, the runtime) ends it with 1 and a line that says what to do. A log that cannot be
+//! written loses lines and ends nothing. SIGTERM and SIGINT close the doors,
+//! let open connections drain for a bound, and leave every daemon as it is. SIGHUP changes nothing.
 //!
 //! What must not be here: decisions about projects.
 
+// They panic where nothing can be written; see `stdio`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod assemble;
+mod descriptors;
 mod logging;
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -31,6 +38,7 @@ use crate::causes;
 use crate::config::{Config, Overrides, RuntimeKind};
 use crate::host::pressure::{MemoryStalls, PressureFiles};
 use crate::metrics::{Level, Metrics};
+use crate::stdio;
 use crate::store::Store;
 
 /// As in sysexits.h: something is wrong with the configuration.
@@ -80,6 +88,7 @@ pub fn main() -> ExitCode {
         return print_config(&config);
     }
     logging::start();
+    descriptors::raise(&config);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -104,6 +113,7 @@ pub fn main() -> ExitCode {
 async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
     let shutdown = CancellationToken::new();
     let signals = (on_signal(SignalKind::terminate())?, on_signal(SignalKind::interrupt())?);
+    tokio::spawn(nothing_to_reload(on_signal(SignalKind::hangup())?));
     // Before its ports: they are taken too, and "another kilnd" says more.
     Store::check_free(&config.database())?;
     // What is taken is found out while nothing is made yet. A client that comes now waits in the kernel's queue.
@@ -177,19 +187,32 @@ fn on_signal(kind: SignalKind) -> Result<tokio::signal::unix::Signal, StartError
     signal(kind).map_err(StartError::Signal)
 }
 
+/// SIGHUP asks a daemon to read its configuration again, and would end one that does not listen to it.
+async fn nothing_to_reload(mut hangup: tokio::signal::unix::Signal) {
+    while hangup.recv().await.is_some() {
+        tracing::warn!("SIGHUP: nothing is read again; restart kilnd to apply a changed configuration");
+    }
+}
+
 async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
     TcpListener::bind(address).await.map_err(|source| StartError::Bind { address, source })
 }
 
 fn print_config(config: &Config) -> ExitCode {
-    match toml::to_string(config) {
-        Ok(text) => {
-            print!("{text}");
-            ExitCode::SUCCESS
-        }
+    let text = match toml::to_string(config) {
+        Ok(text) => text,
         Err(error) => {
             complain(&error);
-            ExitCode::from(EX_CONFIG)
+            return ExitCode::from(EX_CONFIG);
+        }
+    };
+    match stdio::answer(&text) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever stops reading has had enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&io::Error::new(error.kind(), format!("cannot write to standard output: {error}")));
+            ExitCode::FAILURE
         }
     }
 }
@@ -198,5 +221,5 @@ fn print_config(config: &Config) -> ExitCode {
 fn complain(error: &(dyn std::error::Error + 'static)) {
     let text = causes::in_one_line(error);
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
-    eprintln!("kilnd: {}", lines.join(" "));
+    stdio::say(&format!("kilnd: {}", lines.join(" ")));
 }

@@ -16,7 +16,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use kiln_domain::Key;
@@ -35,6 +35,8 @@ mod tests;
 
 use admission::Admission;
 pub use counters::{Counters, Refusal, Snapshot};
+
+use crate::seldom::Seldom;
 
 /// A way to a daemon. The project counts as connected until this is dropped.
 pub struct Door {
@@ -118,6 +120,8 @@ pub struct Gateway {
 /// After an accept that failed for want of something (descriptors, memory): retrying at once would only spin.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How often that is said.
+const COMPLAINTS: Duration = Duration::from_secs(10);
 
 impl Gateway {
     /// `domains`: daemons are known as `buildkitd-<key>.<domain>` below each of them. Their order means nothing: a
@@ -161,6 +165,7 @@ impl Gateway {
 
     async fn accept_all(self: &Arc<Self>, listener: &TcpListener, connections: &TaskTracker, cut: &CancellationToken) {
         let mut pause = FIRST_PAUSE;
+        let mut complaints = Seldom::once_in(COMPLAINTS);
         loop {
             match listener.accept().await {
                 Ok((client, from)) => {
@@ -171,7 +176,9 @@ impl Gateway {
                 Err(error) if is_the_clients(&error) => {}
                 Err(error) => {
                     self.counters.accept_failed();
-                    tracing::warn!(%error, pause_ms = pause.as_millis(), "cannot accept a connection; pausing");
+                    if complaints.is_due(Instant::now()) {
+                        tracing::warn!(%error, "cannot accept a connection; trying again");
+                    }
                     sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }

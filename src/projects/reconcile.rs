@@ -13,8 +13,8 @@ use kiln_domain::project::ProjectRecord;
 use kiln_domain::{Arch, BuildSpec, Generation, Key, Phase, Settings};
 use kiln_wire::{Orphan, OrphanKind};
 use thiserror::Error;
-use tokio::sync::broadcast;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -98,14 +98,18 @@ impl Projects {
     }
 
     async fn attend(&self, events: broadcast::Receiver<InstanceEvent>) {
-        tokio::join!(self.listen(events), self.survey_until_done(), self.empty_trash_by_age());
+        let missed = Notify::new();
+        tokio::join!(self.listen(events, &missed), self.survey_when(&missed), self.empty_trash_by_age());
     }
 
-    async fn listen(&self, mut events: broadcast::Receiver<InstanceEvent>) {
+    async fn listen(&self, mut events: broadcast::Receiver<InstanceEvent>, missed: &Notify) {
         loop {
             let workers = match events.recv().await {
                 Ok(InstanceEvent::Changed(key)) => self.worker_of(&key).await.into_iter().collect(),
-                Ok(InstanceEvent::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => self.registry.all(),
+                Ok(InstanceEvent::Missed) | Err(broadcast::error::RecvError::Lagged(_)) => {
+                    missed.notify_one();
+                    self.registry.all()
+                }
                 Err(broadcast::error::RecvError::Closed) => return,
             };
             for WorkerHandle { mailbox, .. } in workers {
@@ -122,8 +126,17 @@ impl Projects {
         self.registry.worker(&self.shared, key, None).await.ok().flatten()
     }
 
-    /// Once the host answers: daemons that run get a worker, and orphans are told of.
-    async fn survey_until_done(&self) {
+    /// At the start, and whenever events were missed: what happened then may be about a project that sleeps.
+    async fn survey_when(&self, missed: &Notify) {
+        let mut told = BTreeSet::new();
+        loop {
+            self.survey_until_done(&mut told).await;
+            missed.notified().await;
+        }
+    }
+
+    /// Once the host answers: daemons that run get a worker, and orphans are told of, each once.
+    async fn survey_until_done(&self, told: &mut BTreeSet<(OrphanKind, String)>) {
         loop {
             if self.shared.rebuilding().is_some() {
                 self.try_to_rebuild(Rebuild::Later).await;
@@ -136,6 +149,9 @@ impl Projects {
                 Ok(orphans) => {
                     self.shared.surveyed.store(true, Ordering::Release);
                     for Orphan { kind, name, why, .. } in orphans {
+                        if !told.insert((kind, name.clone())) {
+                            continue;
+                        }
                         tracing::warn!(%kind, name, "an orphan is on the host: {why}");
                         self.note("orphan", format!("{kind} {name}: {why}"));
                     }

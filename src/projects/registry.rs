@@ -233,12 +233,13 @@ impl Drop for Entry {
             return;
         }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            tracing::error!(key = %self.key, "a worker panicked; another takes its place");
             let (registry, shared) = (self.registry.clone(), Arc::clone(&self.shared));
             let (key, connections) = (self.key.clone(), self.connections.clone());
             runtime.spawn(async move {
                 tokio::time::sleep(AFTER_A_PANIC).await;
                 registry.spawn_with(&shared, &key, connections);
+                // Not while the other unwinds: a second panic in there would end the process.
+                tracing::error!(%key, "a worker panicked; another has taken its place");
             });
         }
     }

@@ -23,6 +23,10 @@ use super::events::{Event, Journal};
 use super::files::Files;
 use super::{OpenError, StoreError, schema};
 use crate::causes::in_one_line;
+use crate::seldom::Seldom;
+
+/// What would be said after every commit while a disk is full is said as often.
+pub(super) const COMPLAINTS: Duration = Duration::from_mins(1);
 
 /// Writes that may wait. Eight full commits: whoever is let in is answered within nine flushes of the disk, some tens
 /// of milliseconds on a decent one; and more than this waiting means that the disk is stuck, which is better said.
@@ -189,7 +193,7 @@ impl Committer {
         let counters = Counters { journal_rows: AtomicU64::new(journal.rows()), ..Counters::default() };
         let watch = Watch { counters: Arc::new(counters), events };
         let files = Files::of(path);
-        Ok(Self { connection, path: path.to_owned(), files, journal, watch, complaints: Seldom::default() })
+        Ok(Self { connection, path: path.to_owned(), files, journal, watch, complaints: Seldom::once_in(COMPLAINTS) })
     }
 
     pub(super) fn watch(&self) -> Watch {
@@ -274,35 +278,5 @@ impl Committer {
         {
             error!(%error, "could not roll back");
         }
-    }
-}
-
-/// Keeps what would be said after every commit, while a disk is full, down to once a minute.
-#[derive(Debug, Default)]
-pub(super) struct Seldom {
-    last: Option<Instant>,
-}
-
-impl Seldom {
-    const PAUSE: Duration = Duration::from_mins(1);
-
-    pub(super) fn is_due(&mut self, now: Instant) -> bool {
-        let due = self.last.is_none_or(|last| now.saturating_duration_since(last) >= Self::PAUSE);
-        if due {
-            self.last = Some(now);
-        }
-        due
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn once_a_minute_is_enough() {
-        let (start, mut seldom) = (Instant::now(), Seldom::default());
-        let said: Vec<u64> = (0..200).filter(|s| seldom.is_due(start + Duration::from_secs(*s))).collect();
-        assert_eq!(said, [0, 60, 120, 180]);
     }
 }

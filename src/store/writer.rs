@@ -15,10 +15,11 @@ use std::time::Instant;
 use rusqlite::Connection;
 use tracing::{error, warn};
 
-use super::commit::{self, BATCH, Commit, Committer, Job, QUEUE, Seldom, Watch, Writing};
+use super::commit::{self, BATCH, COMPLAINTS, Commit, Committer, Job, QUEUE, Watch, Writing};
 use super::lock::Lock;
 use super::{OpenError, StoreError};
 use crate::causes::in_one_line;
+use crate::seldom::Seldom;
 
 /// Pages in the log from which on they are moved to the database (SQLite's own default). 4 MiB, inside the region
 /// that is allocated at the start.
@@ -35,7 +36,7 @@ impl Writer {
         let (queue, jobs) = sync_channel(QUEUE);
         let committer = Committer::new(connection, path)?;
         let watch = committer.watch();
-        let worker = Worker { committer, complaints: Seldom::default(), _lock: lock };
+        let worker = Worker { committer, complaints: Seldom::once_in(COMPLAINTS), _lock: lock };
         let thread = std::thread::Builder::new()
             .name("store".to_owned())
             .spawn(move || worker.run(&jobs))

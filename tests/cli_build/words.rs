@@ -61,6 +61,28 @@ fn a_reader_that_has_had_enough_ends_it_quietly() {
 }
 
 #[test]
+fn an_output_that_cannot_be_written_is_no_panic() {
+    let stage = Stage::new("");
+    let full = || fs::File::options().write(true).open("/dev/full").expect("opened");
+    let closed = || std::io::pipe().expect("a pipe").1;
+    for words in [&["ps"][..], &["key", "--json"], &["completions", "bash"], &["--help"]] {
+        let output = stage.kiln(words).stdout(full()).output().expect("run");
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {}", stderr(&output));
+        assert_eq!(stderr(&output).lines().count(), 1, "{words:?}: {}", stderr(&output));
+        assert!(stderr(&output).starts_with("kiln: cannot write to stdout: No space left"), "{}", stderr(&output));
+        let output = stage.kiln(words).stdout(closed()).output().expect("run");
+        assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()), "{words:?}");
+    }
+    for (words, code) in [(&["--socket", "/nowhere/kiln.sock", "ps"][..], 69), (&["build", "--builder", "x", "."], 64)]
+    {
+        for stderr in [Stdio::from(full()), closed().into()] {
+            let status = stage.kiln(words).stdout(Stdio::null()).stderr(stderr).status().expect("run");
+            assert_eq!(status.code(), Some(code), "{words:?}");
+        }
+    }
+}
+
+#[test]
 fn prints_for_programs() {
     let stage = Stage::new("");
     let output = stage.kiln(&["ps", "--json"]).output().expect("run");

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
@@ -100,6 +101,16 @@ fn without_clients_it_ends_at_once() {
     assert_eq!(code, Some(0));
     assert!(took < Duration::from_secs(3), "{took:?}");
     assert!(!stage.host().join("run/kiln.sock").exists(), "the socket is gone");
+}
+
+#[test]
+fn sighup_ends_nothing() {
+    let stage = Stage::new("");
+    let kilnd = stage.start();
+    kilnd.signal(Signal::HUP);
+    until("a word about it", || kilnd.log().contains("SIGHUP: nothing is read again; restart"));
+    kilnd.is_well();
+    assert_eq!(kilnd.terminate().1, Some(0));
 }
 
 #[test]

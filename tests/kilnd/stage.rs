@@ -116,7 +116,7 @@ impl Stage {
         }
     }
 
-    fn command(arguments: &[&str]) -> Command {
+    pub(crate) fn command(arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kilnd"));
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).env_remove("KILN_CONFIG");
         command.env_remove("KILN_LOG");
@@ -130,17 +130,38 @@ impl Stage {
         path
     }
 
+    fn log_path(&self) -> PathBuf {
+        self.dir.path().join("kilnd.log")
+    }
+
     pub(crate) fn start(&self) -> Kilnd<'_> {
         self.start_with(&[])
     }
 
     pub(crate) fn start_with(&self, options: &[&str]) -> Kilnd<'_> {
+        let log = File::options().append(true).create(true).open(self.log_path()).expect("opened");
+        self.start_logging_to(options, log.into())
+    }
+
+    pub(crate) fn start_logging_to(&self, options: &[&str], stderr: Stdio) -> Kilnd<'_> {
         let config = self.write_config(&self.config_text(), 0o600);
-        let log = self.dir.path().join("kilnd.log");
         let mut command = Self::command(&["--config", &config.display().to_string()]);
         command.args(options);
-        command.stderr(File::options().append(true).create(true).open(&log).expect("opened"));
-        let child = command.spawn().expect("run");
+        self.run(command.stderr(stderr))
+    }
+
+    /// After `ulimit` with these arguments.
+    pub(crate) fn start_limited(&self, ulimit: &str) -> Kilnd<'_> {
+        let config = self.write_config(&self.config_text(), 0o600);
+        let log = File::options().append(true).create(true).open(self.log_path()).expect("opened");
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit {ulimit} && exec \"$0\" --config \"$1\"")]);
+        command.arg(env!("CARGO_BIN_EXE_kilnd")).arg(config).stdin(Stdio::null()).stdout(Stdio::null());
+        self.run(command.env_remove("KILN_LOG").stderr(log))
+    }
+
+    fn run(&self, command: &mut Command) -> Kilnd<'_> {
+        let (child, log) = (command.spawn().expect("run"), self.log_path());
         let mut kilnd = Kilnd { stage: self, child, log };
         until("kilnd to be ready", || {
             if let Some(status) = kilnd.child.try_wait().expect("waited") {
@@ -267,6 +288,10 @@ impl Kilnd<'_> {
             fields.is_some_and(|fields| fields[0] == "Z" && fields[1] == self.pid().to_string())
         };
         stats.filter(is_ours).collect()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        signal_all(&[self.pid()], signal);
     }
 
     /// SIGTERM; how long it took and the exit code.
