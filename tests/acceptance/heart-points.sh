@@ -314,6 +314,8 @@ running = 3'
     done
     routed_later example.com/why/queued
     why "queued for a start" "$key" 'waits for its turn to start, number 1 of 1' 'daemons are up'
+    # Without a setting of its own it would be forgotten with its only build.
+    kiln set "$key" --idle-window 45s >/dev/null
     completes "$key" "$route"
     why "never built" "$key" absent 'it is down, and nobody needs it'
     for number in "${keys[@]}"; do kiln set "$number" --tier warm >/dev/null; done
