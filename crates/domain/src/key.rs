@@ -18,11 +18,38 @@ const DAEMON_PREFIX: &str = "buildkitd-";
 
 /// Names one daemon and the cache that belongs to it.
 ///
-/// Three forms: a project `p…` (17 characters), its fork for untrusted builds `forkp…`, and its numbered clones `c1p…`.
-/// Always a legal DNS label, and short enough to be one with `buildkitd-` in front.
+/// A project is `p…` (17 characters); what is derived from it has its [`Role`] in front. Always a legal DNS label, and short
+/// enough to be one with `buildkitd-` in front.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Key(String);
+
+/// What a key stands for beside the project whose key it ends in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// `p…`: the project itself, whose cache is kept.
+    Project,
+    /// `forkp…`: the reference's single fork, for untrusted builds that do not say whose they are.
+    Fork,
+    /// `f<16 digits>p…`: the fork of one pull request.
+    PullRequest,
+    /// `c1p…`: one more daemon for a project that one is not enough for; counted from 1.
+    Member(u16),
+    /// `tp…`: the clone of a snapshot on which it is tried out.
+    Trial,
+}
+
+impl Role {
+    /// Whether untrusted code runs there (K7).
+    pub const fn is_untrusted(self) -> bool {
+        matches!(self, Self::Fork | Self::PullRequest)
+    }
+
+    /// Whether its cache is a copy that goes with it.
+    pub const fn is_derived(self) -> bool {
+        !matches!(self, Self::Project)
+    }
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{0:?} is not a key: a key is p and 16 hexadecimal digits, as `kiln key` prints it")]
@@ -57,8 +84,38 @@ impl Key {
         Self(format!("c{index}{}", self.canonical()))
     }
 
+    /// The fork of one pull request: two of them share nothing. `identity` is whatever names it for its forge.
+    #[must_use]
+    pub fn pull_request(&self, identity: &str) -> Self {
+        let digest = Sha256::digest(identity.as_bytes());
+        Self(format!("f{}{}", hex(&digest[..DIGITS / 2]), self.canonical()))
+    }
+
+    /// Where a snapshot of the project is tried out.
+    #[must_use]
+    pub fn trial(&self) -> Self {
+        Self(format!("t{}", self.canonical()))
+    }
+
+    /// The project that it belongs to, itself if it is one.
+    #[must_use]
+    pub fn project(&self) -> Self {
+        Self(self.canonical().to_owned())
+    }
+
+    pub fn role(&self) -> Role {
+        // Only keys are keys, so each form has one reading.
+        match self.0.as_bytes()[0] {
+            b'p' => Role::Project,
+            b't' => Role::Trial,
+            b'f' if self.0.starts_with("fork") => Role::Fork,
+            b'f' => Role::PullRequest,
+            _ => Role::Member(self.0[1..self.0.len() - DIGITS - 1].parse().unwrap_or_default()),
+        }
+    }
+
     pub fn is_fork(&self) -> bool {
-        self.0.starts_with("fork")
+        self.role().is_untrusted()
     }
 
     pub fn as_str(&self) -> &str {
@@ -110,10 +167,18 @@ impl FromStr for Key {
         let start = text.len().checked_sub(DIGITS + 1).ok_or_else(error)?;
         let (role, canonical) = text.split_at_checked(start).ok_or_else(error)?;
         let digits = canonical.strip_prefix('p').ok_or_else(error)?;
-        let is_hex = digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-        let is_role = role.is_empty() || role == "fork" || role.strip_prefix('c').is_some_and(is_clone_index);
-        if is_hex && is_role { Ok(Self(text.to_owned())) } else { Err(error()) }
+        if is_hex(digits) && is_role(role) { Ok(Self(text.to_owned())) } else { Err(error()) }
     }
+}
+
+fn is_hex(digits: &str) -> bool {
+    digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn is_role(text: &str) -> bool {
+    matches!(text, "" | "fork" | "t")
+        || text.strip_prefix('c').is_some_and(is_clone_index)
+        || text.strip_prefix('f').is_some_and(|digits| digits.len() == DIGITS && is_hex(digits))
 }
 
 /// Decimal, from 1, without leading zeros: one clone has one spelling.
@@ -197,6 +262,20 @@ mod tests {
         assert_eq!(key.fork().as_str(), "forkpbcce5b6205652dd7");
         assert_eq!(key.clone_number(1).as_str(), "c1pbcce5b6205652dd7");
         assert_eq!(key.clone_number(2).clone_number(3).as_str(), "c3pbcce5b6205652dd7");
+        assert_eq!(key.trial().as_str(), "tpbcce5b6205652dd7");
+        let pull = key.pull_request("github.com/o/r#12");
+        assert_eq!(pull.as_str().len(), 34);
+        assert_ne!(pull, key.pull_request("github.com/o/r#13"));
+        assert_ne!(pull, "p9f75a8e0cb6e0600".parse::<Key>().expect("a key").pull_request("github.com/o/r#12"));
+        for (derived, role) in [
+            (key.clone(), Role::Project),
+            (key.fork(), Role::Fork),
+            (pull, Role::PullRequest),
+            (key.clone_number(12), Role::Member(12)),
+            (key.trial(), Role::Trial),
+        ] {
+            assert_eq!((derived.role(), derived.project()), (role, key.clone()), "of {derived}");
+        }
         assert_eq!(key.daemon_name(), "buildkitd-pbcce5b6205652dd7");
         assert_eq!(key.server_name("gw.example.com"), "buildkitd-pbcce5b6205652dd7.gw.example.com");
         assert_eq!(Key::interface_name(Ipv4Addr::new(10, 88, 1, 200)), "kiln0a5801c8");
@@ -219,6 +298,10 @@ mod tests {
             "c01pbcce5b6205652dd7",
             "c99999pbcce5b6205652dd7",
             "cpbcce5b6205652dd7",
+            "fpbcce5b6205652dd7",
+            "fbcce5b6205652ddpbcce5b6205652dd7",
+            "fBCCE5b6205652dd7pbcce5b6205652dd7",
+            "ttpbcce5b6205652dd7",
             "../../etc/passwd00",
             "pbcce5b620565\u{fc}dd7",
             "pbcce5b6205652dd7\n",
@@ -255,7 +338,7 @@ mod tests {
             if let Ok(spec) = BuildSpec::new(&repo, &name, &target, "amd64") {
                 let key = Key::of(&spec);
                 prop_assert_eq!(key.as_str().len(), 17);
-                for derived in [key.clone(), key.fork(), key.clone_number(65535)] {
+                for derived in [key.clone(), key.fork(), key.clone_number(65535), key.trial(), key.pull_request(&name)] {
                     let daemon = derived.daemon_name();
                     prop_assert!(daemon.len() <= 63);
                     prop_assert!(daemon.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-'));

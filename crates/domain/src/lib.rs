@@ -6,6 +6,7 @@
 //! | [`repo`] | which spellings name the same repository |
 //! | [`spec`] | what a build says of itself, and the limits on it |
 //! | [`settings`] | what can be set for a project, and where each value comes from |
+//! | [`cache`] | what is kept of a cache's past, how large it grows, which one goes when there is no room |
 //! | [`builds`] | how busy a project was in the last day |
 //! | [`key`] | which builds share a daemon (K1), and every name derived from that |
 //! | [`lease`] | how long a build may count on its daemon |
@@ -23,6 +24,7 @@
 pub mod address;
 pub mod admission;
 pub mod builds;
+pub mod cache;
 pub mod explain;
 pub mod health;
 pub mod idle;
@@ -37,7 +39,8 @@ pub mod time;
 
 pub use address::{AddressPool, AddressRange};
 pub use builds::BuildTimes;
-pub use key::{Key, ParseKeyError};
+pub use cache::{Snapshot, SnapshotName, Verdict};
+pub use key::{Key, ParseKeyError, Role};
 pub use lease::{Lease, LeaseToken, TokenHash};
 pub use plan::{Plan, Policy, Reason, Situation, Step, plan};
 pub use project::{Generation, Phase, ProjectRecord};

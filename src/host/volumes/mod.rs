@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use kiln_domain::cache::{Snapshot, SnapshotName, Verdict};
 use kiln_domain::{Key, Timestamp};
 use thiserror::Error;
 
@@ -33,7 +34,7 @@ pub use btrfs::BtrfsEngine;
 pub use dir::DirEngine;
 #[cfg(test)]
 pub use fake::FakeVolumes;
-pub use names::{ParseNameError, SnapshotName, TrashName};
+pub use names::{ParseNameError, TrashName};
 
 /// Where programs that run as root may come from: the places of a distribution and of NixOS. Never `$PATH`.
 pub const SEARCH: [&str; 6] =
@@ -88,14 +89,21 @@ pub struct Fullness {
     pub inodes_total: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where the bytes of one volume are. What cannot be told without walking through it is `None`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Bytes that would be free without this volume, as well as the engine can tell.
+    /// Bytes that would be free without this volume while its snapshots stay.
     pub used: u64,
+    /// Bytes that it has in common with its own snapshots, or with what it was cloned from.
+    pub shared: Option<u64>,
+    /// Bytes that its snapshots alone hold: free when all of them are gone.
+    pub snapshots: Option<u64>,
     /// What the volume may grow to, if the engine enforces it.
     pub size: Option<u64>,
     /// What can still be written.
     pub available: u64,
+    /// Files that can still be made, where that is bounded.
+    pub inodes_available: Option<u64>,
 }
 
 #[derive(Debug, Error)]
@@ -156,13 +164,22 @@ pub trait VolumeEngine: Send + Sync + 'static {
 
     /// Takes a snapshot under the next sequence number, which is never used twice. [`VolumeError::Busy`] from an engine
     /// that cannot copy a volume while a daemon writes to it.
-    async fn snapshot(&self, key: &Key) -> Result<SnapshotName, VolumeError>;
+    async fn snapshot(&self, key: &Key) -> Result<Snapshot, VolumeError>;
 
     /// Ours only, oldest first.
-    async fn snapshots(&self, key: &Key) -> Result<Vec<SnapshotName>, VolumeError>;
+    async fn snapshots(&self, key: &Key) -> Result<Vec<Snapshot>, VolumeError>;
 
-    /// Absent already is success.
-    async fn destroy_snapshot(&self, key: &Key, snapshot: &SnapshotName) -> Result<(), VolumeError>;
+    /// Whether something was written to the volume since `snapshot` was taken. `None`: it cannot be told cheaply.
+    async fn written_since(&self, key: &Key, snapshot: SnapshotName) -> Result<Option<bool>, VolumeError>;
+
+    /// Writes beside a snapshot what was found of it.
+    async fn judge(&self, key: &Key, snapshot: SnapshotName, verdict: Verdict) -> Result<(), VolumeError>;
+
+    /// Where the contents of a snapshot can be read, and not written.
+    async fn snapshot_path(&self, key: &Key, snapshot: SnapshotName) -> Result<PathBuf, VolumeError>;
+
+    /// Absent already is success. One that clones still need is out of the list at once, and gone with the last of them.
+    async fn destroy_snapshot(&self, key: &Key, snapshot: SnapshotName) -> Result<(), VolumeError>;
 
     /// A writable volume `target` with the contents of a snapshot and its own `properties`: nothing is inherited but
     /// the size. One that was cloned from the same snapshot before is returned as it is; any other of that name is
@@ -170,10 +187,19 @@ pub trait VolumeEngine: Send + Sync + 'static {
     async fn clone_snapshot(
         &self,
         source: &Key,
-        snapshot: &SnapshotName,
+        snapshot: SnapshotName,
         target: &Key,
         properties: &Properties,
     ) -> Result<Volume, VolumeError>;
+
+    /// As [`VolumeEngine::clone_snapshot`], of what `source` holds now, in one instant, and without a trace in its history.
+    /// A `target` that was made so before is returned as it is. [`VolumeError::Busy`] as in [`VolumeEngine::snapshot`].
+    async fn fork(&self, source: &Key, target: &Key, properties: &Properties) -> Result<Volume, VolumeError>;
+
+    /// Goes back to a snapshot: the volume holds what that holds, keeps its properties and size, and its history up to there.
+    /// What it held until now goes to the trash under the name returned, with the snapshots younger than that.
+    /// [`VolumeError::Busy`] while a daemon uses it. At each moment there is the old volume or the new one, after a crash too.
+    async fn rollback(&self, key: &Key, snapshot: SnapshotName) -> Result<TrashName, VolumeError>;
 
     /// Moves a volume, its snapshots included, to the trash; [`VolumeError::Busy`] while a daemon uses it.
     async fn discard(&self, key: &Key) -> Result<TrashName, VolumeError>;

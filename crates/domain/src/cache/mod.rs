@@ -1,0 +1,14 @@
+//! The rules about caches: what is kept of their past, how large they grow, which of them goes when there is no room.
+//!
+//! | module | what it decides |
+//! |---|---|
+//! | [`snapshot`] | names and verdicts: what a moment of a cache is called, and whether it is known to be sound |
+//! | [`history`] | when a moment is worth keeping, and for how long |
+//!
+//! What must not be here: which kind of storage there is, and how it does it.
+
+pub mod history;
+pub mod snapshot;
+
+pub use history::HistoryPolicy;
+pub use snapshot::{ParseSnapshotError, Snapshot, SnapshotName, Verdict};
