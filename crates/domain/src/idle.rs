@@ -2,7 +2,8 @@
 //!
 //! A project that builds often is worth more patience: the window is the base times the builds of the last day, up to a
 //! cap. The reference's rule, kept (its vectors are the tests here). A window that was set for a project is taken as it
-//! is. Forks have a short one of their own: their next build is rarely near.
+//! is. Forks and members have a short one of their own: their next build is
+//! rarely near, and what they hold goes with them.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ pub fn window(record: &ProjectRecord, settings: &Settings, now: Timestamp, polic
     if let Some(own) = settings.idle_window {
         return own;
     }
-    if record.key.is_fork() {
+    if record.key.role().is_derived() {
         return policy.fork_window;
     }
     let builds = u32::try_from(record.builds.count(now)).unwrap_or(u32::MAX).max(1);

@@ -43,7 +43,7 @@ pub use cache::{Snapshot, SnapshotName, Verdict};
 pub use key::{Key, ParseKeyError, Role};
 pub use lease::{Lease, LeaseToken, TokenHash};
 pub use plan::{Plan, Policy, Reason, Situation, Step, plan};
-pub use project::{Generation, Phase, ProjectRecord};
+pub use project::{Generation, Identity, Phase, ProjectRecord};
 pub use repo::RepoName;
 pub use settings::{Rules, Settings, Tier};
 pub use spec::{Arch, BuildSpec, SpecError};

@@ -31,13 +31,18 @@
 //!    and to an admin's word. A start waits for its place among
 //!    the starts of the host ([`Place`]). One that has never answered since its start, was waited for in vain, and that no
 //!    lease and no connection counts on, is started anew.
-//! 5. **An admin's stop or removal**: it is stopped.
+//!    A cache that no daemon can open goes back to its newest good snapshot first, once; and one that somebody wants replaced is
+//!    replaced before, while nothing runs on it.
+//! 5. **An admin's stop or removal, or the storage's need of room**: it is stopped, and what was asked for is done.
 //! 6. **A daemon of an old image, of old settings or with certificates that end** is replaced while it is quiet, and
 //!    comes up again. Quiet is more than rule 4: a lease keeps its daemon from being replaced for an hour
 //!    ([`Policy::roll_held`]), whatever becomes of its client.
 //! 7. **The idle window is open** ([`crate::idle`]): what runs is left as it is, unless the host needs the room; what was
 //!    stopped to be replaced comes up again, unless it would have to wait for its place.
-//! 8. **Otherwise**: it is stopped. The volume is never touched (K3).
+//! 8. **Otherwise**: it is stopped. The volume is never touched (K3); what is only a copy ([`crate::key::Role::is_derived`]) is
+//!    removed, its volume with it.
+//! 9. **Where that leaves nothing to do**, something may be due for the cache's past: a snapshot ([`crate::cache::history`]), or the end of
+//!    one. It changes nothing of the daemon.
 //!
 //! Rules 5, 6 and 8 ask the daemon first (one that has not answered since its start, which Kiln watched, is not asked: nobody
 //! can have sent it a build; nor in rule 1, where nothing routes to it any more) whether a build runs in it ([`Step::CountBuilds`]): a build may have come by
@@ -52,11 +57,12 @@ mod reason;
 mod rules;
 mod situation;
 mod step;
+mod upkeep;
 
 pub use reason::Reason;
 pub use rules::{Plan, plan};
 pub use situation::{
-    Counted, Demand, FilesSeen, InstanceSeen, Observed, Place, Policy, Setbacks, Situation, StopWish, VolumeSeen,
+    Counted, Demand, FilesSeen, InstanceSeen, Observed, Past, Place, Policy, Setbacks, Situation, StopWish, VolumeSeen,
 };
 pub use step::{Done, Step, Stop};
 

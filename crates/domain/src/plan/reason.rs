@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::admission::{Refused, WaitsFor};
+use crate::cache::SnapshotName;
 use crate::health::Evidence;
 use crate::time::{Timestamp, span};
 
@@ -30,6 +31,23 @@ pub enum Reason {
     StopRequested,
     RemovalRequested,
     Removing,
+    /// A copy goes when nobody needs it.
+    Reaped,
+    RollbackRequested {
+        to: SnapshotName,
+    },
+    ResetRequested,
+    EvictionRequested,
+    /// No daemon can open the cache, so Kiln itself goes back to where one could.
+    Rescue {
+        to: SnapshotName,
+        damage: String,
+    },
+    /// And there is nothing to go back to, or it was tried already.
+    Damaged {
+        damage: String,
+        tried: bool,
+    },
     Forced,
     /// A build runs in the daemon that no lease and no connection tells of.
     ActiveBuilds {
@@ -77,6 +95,12 @@ impl Reason {
             Self::StopRequested => "stop-requested",
             Self::RemovalRequested => "removal-requested",
             Self::Removing => "removing",
+            Self::Reaped => "reaped",
+            Self::RollbackRequested { .. } => "rollback-requested",
+            Self::ResetRequested => "reset-requested",
+            Self::EvictionRequested => "eviction-requested",
+            Self::Rescue { .. } => "rescue",
+            Self::Damaged { .. } => "damaged",
             Self::Forced => "forced",
             Self::ActiveBuilds { .. } => "active-builds",
             Self::NotAnswering => "not-answering",
@@ -108,6 +132,21 @@ impl fmt::Display for Reason {
             Self::StopRequested => f.write_str("an admin asked for it"),
             Self::RemovalRequested => f.write_str("an admin asked for its removal"),
             Self::Removing => f.write_str("it is being removed; its cache goes to the trash"),
+            Self::Reaped => f.write_str("nobody needs it any more, and its cache is a copy"),
+            Self::RollbackRequested { to } => write!(f, "an admin wants its cache back at {to}"),
+            Self::ResetRequested => f.write_str("an admin wants it to begin with an empty cache"),
+            Self::EvictionRequested => f.write_str("the storage is full, and nobody needs its cache now"),
+            Self::Rescue { to, damage } => {
+                write!(f, "no daemon can open its cache ({damage}); it goes back to {to}, and the damaged one to the trash")
+            }
+            Self::Damaged { damage, tried } => {
+                let why = if *tried { "going back did not help" } else { "it has no good snapshot to go back to" };
+                write!(
+                    f,
+                    "no daemon can open its cache ({damage}), and {why}: `kiln cache log` shows what there is, `kiln cache \
+                     rollback` goes back, `kiln cache reset` begins anew"
+                )
+            }
             Self::Forced => f.write_str("an admin forced it"),
             Self::ActiveBuilds { builds } => write!(f, "{builds} build(s) run in it, by its own account"),
             Self::NotAnswering => f.write_str("it does not answer, and a build may run in it"),

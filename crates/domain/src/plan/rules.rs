@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use super::reason::Reason;
-use super::situation::{Counted, FilesSeen, InstanceSeen, Observed, Place, Situation, StopWish, VolumeSeen};
+use super::situation::{Counted, FilesSeen, InstanceSeen, Place, Situation, StopWish, VolumeSeen};
 use super::step::{Step, Stop};
+use super::upkeep::upkeep;
+use crate::cache::history::newest_good;
 use crate::idle;
 use crate::project::Phase;
 use crate::time::Timestamp;
@@ -30,15 +32,28 @@ impl Plan {
     }
 }
 
+/// A cache that breaks again this soon after it was taken back is not helped by taking it back again.
+const RESCUE_AGAIN: Duration = Duration::from_hours(1);
+
 /// Before a lease or the hot tier, which nobody waits on, asks for a place again.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// The one function that decides.
 pub fn plan(situation: &Situation<'_>) -> Plan {
+    let plan = decide(situation);
+    if plan.step.is_some() || plan.phase == Phase::Removing {
+        return plan;
+    }
+    // 9
+    let upkeep = upkeep(situation);
+    Plan { step: upkeep.step, look_again: plan.look_again.into_iter().chain(upkeep.due).min(), ..plan }
+}
+
+fn decide(situation: &Situation<'_>) -> Plan {
     let Situation { record, demand, settings, policy, observed, now, .. } = *situation;
     // 1
     if record.phase == Phase::Removing {
-        return remove(observed);
+        return remove(situation, Reason::Removing);
     }
     if let InstanceSeen::Running { incarnation, .. } = &observed.instance {
         // 2
@@ -51,17 +66,18 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
             return Plan::step(Phase::Rolling, Step::StopInstance(Stop::Force), Reason::Wedged(evidence));
         }
     }
+    // 4, before it is on its way up again
+    if let Some(plan) = replace(situation) {
+        return plan;
+    }
     // 4
     let need = demand.need(settings, now, policy);
     if let Some(need) = need.filter(|need| *need != Reason::Hot || !may_roll(situation)) {
         return bring_up(situation, need);
     }
     // 5
-    match demand.stop {
-        Some(StopWish::Remove) if !observed.instance.is_running() => return remove(observed),
-        Some(StopWish::Remove) => return take_down(situation, Phase::Draining, Reason::RemovalRequested),
-        Some(StopWish::Stop | StopWish::Force) => return take_down(situation, Phase::Draining, Reason::StopRequested),
-        None => {}
+    if let Some(wish) = demand.stop {
+        return give_way(situation, wish);
     }
     // 6
     if let Some(what) = observed.outdated().filter(|_| may_roll(situation)) {
@@ -86,6 +102,52 @@ pub fn plan(situation: &Situation<'_>) -> Plan {
         (false, _) => Reason::IdleWindowPassed { window },
     };
     take_down(situation, Phase::Draining, reason)
+}
+
+/// A cache is replaced while nothing runs on it, whoever waits for the daemon: they get it with the cache that was asked for.
+fn replace(situation: &Situation<'_>) -> Option<Plan> {
+    let Situation { demand, observed, .. } = *situation;
+    if observed.instance.is_running() || observed.volume != VolumeSeen::Ready {
+        return None;
+    }
+    let (step, reason) = match demand.stop? {
+        StopWish::Rollback(to) => (Step::Rollback(to), Reason::RollbackRequested { to }),
+        StopWish::Reset => (Step::DiscardCache, Reason::ResetRequested),
+        StopWish::Stop | StopWish::Evict | StopWish::Remove | StopWish::Force => return None,
+    };
+    Some(Plan::step(resting(situation), step, reason))
+}
+
+/// Rule 5.
+fn give_way(situation: &Situation<'_>, wish: StopWish) -> Plan {
+    let Situation { observed, .. } = *situation;
+    let reason = match wish {
+        StopWish::Stop | StopWish::Force => Reason::StopRequested,
+        StopWish::Remove => Reason::RemovalRequested,
+        StopWish::Evict => Reason::EvictionRequested,
+        StopWish::Reset => Reason::ResetRequested,
+        StopWish::Rollback(to) => Reason::RollbackRequested { to },
+    };
+    if observed.instance.is_running() {
+        return take_down(situation, Phase::Draining, reason);
+    }
+    match wish {
+        StopWish::Remove => remove(situation, Reason::Removing),
+        // What is derived is freed whole.
+        StopWish::Evict if !situation.record.key.role().is_derived() => evict(situation, reason),
+        _ => take_down(situation, Phase::Draining, reason),
+    }
+}
+
+/// The project stays, with its settings and its address; its next build begins with an empty cache.
+fn evict(situation: &Situation<'_>, reason: Reason) -> Plan {
+    let Situation { observed, .. } = *situation;
+    let step = match (&observed.instance, &observed.volume) {
+        (InstanceSeen::Absent, VolumeSeen::Ready) => Step::DestroyVolume,
+        (InstanceSeen::Absent, _) => return Plan::rest(resting(situation), reason, None),
+        _ => Step::DestroyInstance,
+    };
+    Plan::step(resting(situation), step, reason)
 }
 
 /// Whether a running daemon is out of date, and nothing keeps it from being replaced now.
@@ -152,6 +214,9 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
             keep_up(situation, need, false)
         };
     }
+    if let Some(plan) = rescue(situation) {
+        return plan;
+    }
     // A roll is one until the daemon starts: nobody but the phase knows that it has to come up again.
     let rolling = need == Reason::RollGoesOn;
     if let Some(plan) = wait_for_place(situation, rolling) {
@@ -165,12 +230,36 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
         InstanceSeen::Stopped { outdated: Some(what) } => {
             Plan::step(making, Step::DestroyInstance, Reason::Outdated { what: what.clone() })
         }
+        _ if observed.volume == VolumeSeen::Absent && record.key.role().is_derived() => {
+            Plan::step(making, Step::CloneVolume, need)
+        }
         _ if observed.volume == VolumeSeen::Absent => Plan::step(making, Step::CreateVolume, need),
         _ if observed.files == FilesSeen::Stale => Plan::step(making, Step::WriteFiles, need),
         InstanceSeen::Absent => Plan::step(making, Step::CreateInstance, need),
         InstanceSeen::Stopped { .. } | InstanceSeen::Running { .. } => {
             let starting = if rolling { Phase::Rolling } else { Phase::Starting };
             Plan::step(starting, Step::StartInstance, need)
+        }
+    }
+}
+
+/// A cache that no daemon can open goes back to its newest good snapshot, once: what fails again has another cause.
+fn rescue(situation: &Situation<'_>) -> Option<Plan> {
+    let Situation { record, past, now, .. } = *situation;
+    let damage = past.damage?.to_owned();
+    let Some(snapshots) = past.snapshots else {
+        let reason = Reason::Damaged { damage, tried: false };
+        return Some(Plan::step(Phase::Provisioning, Step::ListSnapshots, reason));
+    };
+    let tried = record.cache.rescued.is_some_and(|rescued| now.since(rescued) < RESCUE_AGAIN);
+    match newest_good(snapshots).filter(|_| !tried) {
+        Some(good) => {
+            let reason = Reason::Rescue { to: good.name, damage };
+            Some(Plan::step(Phase::Provisioning, Step::Rollback(good.name), reason))
+        }
+        None => {
+            let reason = Reason::Damaged { damage, tried };
+            Some(Plan::rest(Phase::Failed { reason: reason.to_string() }, reason, None))
         }
     }
 }
@@ -212,7 +301,11 @@ fn wait_for_place(situation: &Situation<'_>, rolling: bool) -> Option<Plan> {
 /// Rules 5, 6 and 8. What is not running is left as it is.
 fn take_down(situation: &Situation<'_>, phase: Phase, reason: Reason) -> Plan {
     let InstanceSeen::Running { incarnation, .. } = &situation.observed.instance else {
-        return Plan::rest(resting(situation), reason, None);
+        return if situation.record.key.role().is_derived() {
+            remove(situation, Reason::Reaped)
+        } else {
+            Plan::rest(resting(situation), reason, None)
+        };
     };
     let Situation { record, health, counted, now, policy, .. } = *situation;
     // A run that nobody knows is adopted before it is asked; and before its first answer nobody can have sent it a build.
@@ -234,15 +327,18 @@ fn take_down(situation: &Situation<'_>, phase: Phase, reason: Reason) -> Plan {
 }
 
 /// Rule 1: the instance, then the cache, then (by the worker) the record.
-fn remove(observed: &Observed) -> Plan {
+fn remove(situation: &Situation<'_>, reason: Reason) -> Plan {
+    let Situation { record, observed, .. } = *situation;
+    let derived = record.key.role().is_derived();
     let step = match (&observed.instance, &observed.volume) {
         // Somebody else started it: nothing routes to it.
         (InstanceSeen::Running { .. }, _) => Some(Step::StopInstance(Stop::Graceful)),
         (InstanceSeen::Stopped { .. } | InstanceSeen::HalfMade { .. }, _) => Some(Step::DestroyInstance),
+        (InstanceSeen::Absent, VolumeSeen::Ready) if derived => Some(Step::DestroyVolume),
         (InstanceSeen::Absent, VolumeSeen::Ready) => Some(Step::Discard),
         (InstanceSeen::Absent, VolumeSeen::Absent | VolumeSeen::Foreign { .. }) => None,
     };
-    Plan { phase: Phase::Removing, step, reason: Reason::Removing, look_again: None }
+    Plan { phase: Phase::Removing, step, reason, look_again: None }
 }
 
 /// The phase of a project whose instance does not run.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::reason::Reason;
 use super::step::{Done, Step};
 use crate::admission::{Refused, WaitsFor};
+use crate::cache::{HistoryPolicy, Snapshot, SnapshotName};
 use crate::health::{Health, HealthPolicy};
 use crate::idle::IdlePolicy;
 use crate::lease::{Lease, LeasePolicy};
@@ -23,6 +24,7 @@ pub struct Policy {
     pub roll_held: Duration,
     /// Leases a project may have at a time; a route beyond is refused.
     pub max_leases: usize,
+    pub history: HistoryPolicy,
 }
 
 impl Default for Policy {
@@ -40,6 +42,7 @@ impl Default for Policy {
             },
             roll_held: 60 * MINUTE,
             max_leases: 1024,
+            history: HistoryPolicy::default(),
         }
     }
 }
@@ -64,6 +67,7 @@ pub struct Situation<'a> {
     /// The run of the instance whose first answer was waited for in vain.
     pub gave_up_on: Option<&'a str>,
     pub place: Place,
+    pub past: Past<'a>,
     /// Somebody waits for a start, and this daemon's stop would make room for it.
     pub room_wanted: bool,
     pub now: Timestamp,
@@ -80,14 +84,35 @@ pub struct Demand<'a> {
     pub connections: usize,
     /// What an admin asked for, and what has not happened yet.
     pub stop: Option<StopWish>,
+    /// Somebody waits for a snapshot.
+    pub snapshot: bool,
 }
 
-/// How much an admin wants it gone. Ordered: the greater wish goes before.
+/// How much an admin, or the host's storage, wants it down, and what for. Ordered: the greater wish goes before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StopWish {
     Stop,
+    /// To begin with an empty cache.
+    Reset,
+    Rollback(SnapshotName),
+    /// To give its room to others.
+    Evict,
     Remove,
     Force,
+}
+
+/// What is known of the moments of a cache that one can go back to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Past<'a> {
+    /// Oldest first; `None`: nobody has looked.
+    pub snapshots: Option<&'a [Snapshot]>,
+    /// What a daemon said that could not open the cache.
+    pub damage: Option<&'a str>,
+    /// Whether a snapshot costs next to nothing, and can be taken while the daemon runs. Where it is a copy of everything, none
+    /// is taken but by hand.
+    pub cheap: bool,
+    /// The last thing that was tried here failed: not before.
+    pub paused_until: Option<Timestamp>,
 }
 
 impl Demand<'_> {
@@ -200,7 +225,7 @@ impl Observed {
     /// What is there after `step` succeeded, without another look.
     pub fn apply(&mut self, step: Step, done: &Done) {
         match step {
-            Step::CreateVolume => self.volume = VolumeSeen::Ready,
+            Step::CreateVolume | Step::CloneVolume => self.volume = VolumeSeen::Ready,
             Step::WriteFiles => self.files = FilesSeen::Current,
             Step::CreateInstance => self.instance = InstanceSeen::STOPPED,
             Step::StopInstance(_) => {
@@ -217,7 +242,14 @@ impl Observed {
             }
             Step::AwaitServing => self.answers(true),
             Step::Discard => (self.volume, self.files) = (VolumeSeen::Absent, FilesSeen::Stale),
-            Step::AdoptInstance | Step::Probe | Step::CountBuilds => {}
+            Step::DestroyVolume | Step::DiscardCache => self.volume = VolumeSeen::Absent,
+            Step::AdoptInstance
+            | Step::Probe
+            | Step::CountBuilds
+            | Step::Rollback(_)
+            | Step::ListSnapshots
+            | Step::TakeSnapshot
+            | Step::DestroySnapshot(_) => {}
         }
     }
 

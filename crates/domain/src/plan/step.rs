@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
+use crate::cache::{Snapshot, SnapshotName};
 use crate::health::Probed;
 
 /// One effect on the host. Each is idempotent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
     CreateVolume,
+    /// A copy of the project's cache, for what is derived from it.
+    CloneVolume,
     /// Write certificates and configuration.
     WriteFiles,
     /// One request with everything in it; leaves the instance stopped.
@@ -27,6 +30,17 @@ pub enum Step {
     StopInstance(Stop),
     /// Move the volume to the trash, and forget the certificates.
     Discard,
+    /// Free a volume that is a copy, or that has to make room for others. There is no way back.
+    DestroyVolume,
+    /// Put the cache back to a snapshot; what it held goes to the trash.
+    Rollback(SnapshotName),
+    /// Move the volume to the trash; the next start makes an empty one.
+    DiscardCache,
+    /// Ask the storage what moments of the cache there are.
+    ListSnapshots,
+    /// Unless nothing was written since the newest.
+    TakeSnapshot,
+    DestroySnapshot(SnapshotName),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,6 +54,7 @@ impl Step {
     pub const fn name(self) -> &'static str {
         match self {
             Self::CreateVolume => "create volume",
+            Self::CloneVolume => "clone the project's cache",
             Self::WriteFiles => "write certificates and configuration",
             Self::CreateInstance => "create instance",
             Self::DestroyInstance => "destroy instance",
@@ -50,7 +65,12 @@ impl Step {
             Self::CountBuilds => "ask the daemon which builds run",
             Self::StopInstance(Stop::Graceful) => "stop instance",
             Self::StopInstance(Stop::Force) => "force instance to stop",
-            Self::Discard => "move the cache to the trash",
+            Self::Discard | Self::DiscardCache => "move the cache to the trash",
+            Self::DestroyVolume => "free the cache",
+            Self::Rollback(_) => "go back to a snapshot",
+            Self::ListSnapshots => "list the snapshots",
+            Self::TakeSnapshot => "take a snapshot",
+            Self::DestroySnapshot(_) => "destroy a snapshot",
         }
     }
 
@@ -59,6 +79,8 @@ impl Step {
         matches!(
             self,
             Self::CreateVolume
+                | Self::CloneVolume
+                | Self::Rollback(_)
                 | Self::WriteFiles
                 | Self::CreateInstance
                 | Self::DestroyInstance
@@ -72,6 +94,17 @@ impl Step {
     pub const fn only_asks(self) -> bool {
         matches!(self, Self::Probe | Self::CountBuilds)
     }
+
+    /// Whether it is about the cache's past and not about the daemon: nobody waits for it, builds are routed meanwhile, and its
+    /// failure is no setback.
+    pub const fn is_upkeep(self) -> bool {
+        matches!(self, Self::ListSnapshots | Self::TakeSnapshot | Self::DestroySnapshot(_))
+    }
+
+    /// Whether somebody asked for just this, and is told when it fails.
+    pub const fn is_a_wish(self) -> bool {
+        matches!(self, Self::Rollback(_) | Self::DiscardCache | Self::DestroyVolume)
+    }
 }
 
 /// What a step that succeeded has to tell.
@@ -82,6 +115,12 @@ pub enum Done {
     Started {
         incarnation: String,
     },
+    /// Of [`Step::CloneVolume`]: of what, in words.
+    Cloned {
+        from: String,
+    },
+    /// Of [`Step::ListSnapshots`] and [`Step::TakeSnapshot`]: all there are now, oldest first.
+    Snapshots(Vec<Snapshot>),
     /// Of [`Step::Probe`].
     Probed(Probed),
     /// Of [`Step::CountBuilds`]. `None`: the daemon did not answer; `cpu` as in [`Probed`].

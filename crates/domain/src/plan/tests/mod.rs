@@ -3,6 +3,7 @@
 mod coming_up;
 mod idle;
 mod properties;
+mod past;
 mod removal;
 mod rolling;
 mod room;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::admission::{Refused, WaitsFor};
+use crate::cache::{Snapshot, SnapshotName, Verdict};
 use crate::explain::explain;
 use crate::health::{Health, Probed};
 use crate::idle::IdlePolicy;
@@ -79,6 +81,11 @@ struct Case {
     gave_up_on: Option<&'static str>,
     place: Place,
     room_wanted: bool,
+    snapshots: Option<Vec<Snapshot>>,
+    damage: Option<&'static str>,
+    cheap: bool,
+    wants_snapshot: bool,
+    paused_until: Option<Timestamp>,
     now: Timestamp,
 }
 
@@ -101,6 +108,11 @@ impl Case {
             gave_up_on: None,
             place: Place::Admitted,
             room_wanted: false,
+            snapshots: None,
+            damage: None,
+            cheap: false,
+            wants_snapshot: false,
+            paused_until: None,
             now: at(0),
         }
     }
@@ -110,7 +122,13 @@ impl Case {
     }
 
     fn demand(&self) -> Demand<'_> {
-        Demand { waiters: self.waiters, leases: &self.leases, connections: self.connections, stop: self.stop }
+        Demand {
+            waiters: self.waiters,
+            leases: &self.leases,
+            connections: self.connections,
+            stop: self.stop,
+            snapshot: self.wants_snapshot,
+        }
     }
 
     fn with<T>(&self, work: impl FnOnce(&Situation<'_>) -> T) -> T {
@@ -126,6 +144,12 @@ impl Case {
             unborn: self.unborn,
             gave_up_on: self.gave_up_on,
             place: self.place,
+            past: Past {
+                snapshots: self.snapshots.as_deref(),
+                damage: self.damage,
+                cheap: self.cheap,
+                paused_until: self.paused_until,
+            },
             room_wanted: self.room_wanted,
             now: self.now,
             policy: &policy(),

@@ -1,0 +1,62 @@
+//! Rule 9: what is done for a cache's past when there is nothing else to do for its project.
+
+use super::situation::{InstanceSeen, Situation, VolumeSeen};
+use super::step::Step;
+use crate::cache::history::{Activity, due, surplus};
+use crate::project::Generation;
+use crate::time::Timestamp;
+
+/// At most one of both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Upkeep {
+    pub step: Option<Step>,
+    /// When there will be something to do.
+    pub due: Option<Timestamp>,
+}
+
+impl Upkeep {
+    const NONE: Self = Self { step: None, due: None };
+
+    const fn step(step: Step) -> Self {
+        Self { step: Some(step), due: None }
+    }
+
+    const fn later(due: Timestamp) -> Self {
+        Self { step: None, due: Some(due) }
+    }
+}
+
+pub(super) fn upkeep(situation: &Situation<'_>) -> Upkeep {
+    let Situation { record, observed, demand, past, policy, now, .. } = *situation;
+    // Whoever waits for the daemon, or for its stop, is answered first; and a copy has no history of its own.
+    let disturbs = demand.waiters > 0 || demand.stop.is_some();
+    if observed.volume != VolumeSeen::Ready || disturbs || record.key.role().is_derived() {
+        return Upkeep::NONE;
+    }
+    if demand.snapshot {
+        return Upkeep::step(Step::TakeSnapshot);
+    }
+    if let Some(until) = past.paused_until.filter(|until| *until > now) {
+        return Upkeep::later(until);
+    }
+    let gone = past.snapshots.and_then(|snapshots| surplus(snapshots, now, &policy.history).first().copied());
+    if let Some(gone) = gone {
+        return Upkeep::step(Step::DestroySnapshot(gone));
+    }
+    if !past.cheap {
+        return Upkeep::NONE;
+    }
+    let builds = situation.counted.is_some_and(|counted| counted.builds > 0);
+    let building = builds || demand.is_busy(now, policy);
+    let running = matches!(observed.instance, InstanceSeen::Running { .. });
+    let activity = Activity {
+        last: record.cache.snapshot,
+        used: (record.generation > Generation::NONE).then_some(record.last_activity),
+        building: building && running,
+    };
+    match due(&activity, now, &policy.history) {
+        Some(at) if at <= now => Upkeep::step(Step::TakeSnapshot),
+        Some(at) => Upkeep::later(at),
+        None => Upkeep::NONE,
+    }
+}
