@@ -98,6 +98,12 @@ impl From<Step> for StepLabel {
     fn from(step: Step) -> Self {
         match step {
             Step::CreateVolume => Self::CreateVolume,
+            Step::CloneVolume => Self::CloneVolume,
+            Step::DestroyVolume => Self::DestroyVolume,
+            Step::Rollback(_) => Self::Rollback,
+            Step::ListSnapshots => Self::ListSnapshots,
+            Step::TakeSnapshot => Self::TakeSnapshot,
+            Step::DestroySnapshot(_) => Self::DestroySnapshot,
             Step::WriteFiles => Self::WriteFiles,
             Step::CreateInstance => Self::CreateInstance,
             Step::DestroyInstance => Self::DestroyInstance,
@@ -107,7 +113,7 @@ impl From<Step> for StepLabel {
             Step::Probe => Self::Probe,
             Step::CountBuilds => Self::CountBuilds,
             Step::StopInstance(_) => Self::StopInstance,
-            Step::Discard => Self::Discard,
+            Step::Discard | Step::DiscardCache => Self::Discard,
         }
     }
 }
@@ -116,10 +122,23 @@ impl Stage {
     /// The stage of a route's wait that a step belongs to.
     pub const fn of(step: Step) -> Option<Self> {
         match step {
-            Step::CreateVolume | Step::WriteFiles | Step::CreateInstance | Step::DestroyInstance => Some(Self::Create),
+            Step::CreateVolume
+            | Step::CloneVolume
+            | Step::Rollback(_)
+            | Step::WriteFiles
+            | Step::CreateInstance
+            | Step::DestroyInstance => Some(Self::Create),
             Step::StartInstance | Step::AdoptInstance => Some(Self::Start),
             Step::AwaitServing => Some(Self::Serve),
-            Step::Probe | Step::CountBuilds | Step::StopInstance(_) | Step::Discard => None,
+            Step::Probe
+            | Step::CountBuilds
+            | Step::StopInstance(_)
+            | Step::Discard
+            | Step::DiscardCache
+            | Step::DestroyVolume
+            | Step::ListSnapshots
+            | Step::TakeSnapshot
+            | Step::DestroySnapshot(_) => None,
         }
     }
 }
@@ -176,6 +195,12 @@ label! {
     StepLabel as "step" {
         Observe = "observe",
         CreateVolume = "create_volume",
+        CloneVolume = "clone_volume",
+        DestroyVolume = "destroy_volume",
+        Rollback = "rollback",
+        ListSnapshots = "list_snapshots",
+        TakeSnapshot = "take_snapshot",
+        DestroySnapshot = "destroy_snapshot",
         WriteFiles = "write_files",
         CreateInstance = "create_instance",
         StartInstance = "start_instance",
@@ -196,6 +221,8 @@ label! {
         Died = "died",
         /// It runs and does not serve.
         Wedged = "wedged",
+        /// It could not open its cache.
+        CacheDamaged = "cache_damaged",
         /// Its instance was not made to the end.
         HalfMade = "half_made",
         /// Under its name is something that is not its own.

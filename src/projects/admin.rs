@@ -9,7 +9,7 @@ use std::time::Duration;
 use kiln_domain::explain::Explanation;
 use kiln_domain::plan::{Stop, StopWish};
 use kiln_domain::settings::SettingsError;
-use kiln_domain::{Key, Lease, Phase, ProjectRecord, Settings, Step};
+use kiln_domain::{Key, Lease, Phase, ProjectRecord, Settings, SnapshotName, Step};
 use kiln_wire::units::{show_size, show_span};
 use kiln_wire::{LeaseView, Origin, ProjectView, QueuePlace, Setting, SettingsView};
 use thiserror::Error;
@@ -31,6 +31,8 @@ pub enum VerbError {
     Unknown(Key),
     #[error("{key} is busy: {need}")]
     Busy { key: Key, need: String },
+    #[error("{key} has no {what}{rest}", what = no_snapshot(.wanted.as_ref()), rest = there_is(.there))]
+    NoSnapshot { key: Key, wanted: Option<SnapshotName>, there: String },
     #[error(transparent)]
     Bad(#[from] SettingsError),
     /// A disk or a volume is full.
@@ -44,38 +46,57 @@ pub enum VerbError {
     TimedOut { key: Key, after: Duration },
 }
 
+fn no_snapshot(wanted: Option<&SnapshotName>) -> String {
+    wanted.map_or_else(|| "good snapshot to go back to".to_owned(), |name| format!("snapshot {name}"))
+}
+
+fn there_is(there: &str) -> String {
+    if there.is_empty() { "; there is none at all".to_owned() } else { format!("; there are {there}") }
+}
+
+impl VerbError {
+    pub(super) fn of(key: &Key, refusal: StopRefusal) -> Self {
+        match refusal {
+            StopRefusal::Busy(need) => Self::Busy { key: key.clone(), need },
+            StopRefusal::NoRoom(text) => Self::NoRoom(text),
+            StopRefusal::Failed { text, retryable } => Self::Failed { text, retryable },
+        }
+    }
+}
+
 /// Events of a project that are shown with the answer to "why?".
 const EVENTS_SHOWN: u32 = 10;
 
 impl Projects {
     /// Returns when the daemon is down; the cache stays. `force`: also one that is busy or wedged.
     pub async fn stop(&self, key: &Key, force: bool) -> Result<(), VerbError> {
-        self.take_down(key, if force { StopWish::Force } else { StopWish::Stop }).await
+        self.take_down(key, if force { StopWish::Force } else { StopWish::Stop }, force).await
     }
 
     /// Returns when nothing is left of the project but its events, and its cache in the trash.
     pub async fn remove(&self, key: &Key) -> Result<(), VerbError> {
-        self.take_down(key, StopWish::Remove).await
+        self.take_down(key, StopWish::Remove, false).await
     }
 
-    async fn take_down(&self, key: &Key, wish: StopWish) -> Result<(), VerbError> {
+    pub(super) async fn take_down(&self, key: &Key, wish: StopWish, force: bool) -> Result<(), VerbError> {
         let deadlines = self.shared.deadlines;
         let stop = deadlines.observe + deadlines.of(Step::CountBuilds) + deadlines.of(Step::StopInstance(Stop::Force));
         let removal = deadlines.of(Step::DestroyInstance) + deadlines.of(Step::Discard);
-        let after = if wish == StopWish::Remove { stop + removal } else { stop };
-        let failed = |text: String, retryable| VerbError::Failed { text, retryable };
+        let after = match wish {
+            StopWish::Stop | StopWish::Force => stop,
+            StopWish::Evict => stop + removal + deadlines.of(Step::DestroyVolume),
+            StopWish::Remove | StopWish::Reset | StopWish::Rollback(_) => stop + removal,
+        };
         for _ in 0..TRIES {
             let worker = self.registry.worker(&self.shared, key, None).await?;
             let worker = worker.ok_or_else(|| VerbError::Unknown(key.clone()))?;
             let (reply, answer) = oneshot::channel();
-            if worker.mailbox.send(Message::Stop { wish, reply }).await.is_err() {
+            if worker.mailbox.send(Message::Stop { wish, force, reply }).await.is_err() {
                 continue;
             }
             match tokio::time::timeout(after, answer).await {
                 Ok(Ok(Ok(()))) => return Ok(()),
-                Ok(Ok(Err(StopRefusal::Busy(need)))) => return Err(VerbError::Busy { key: key.clone(), need }),
-                Ok(Ok(Err(StopRefusal::NoRoom(text)))) => return Err(VerbError::NoRoom(text)),
-                Ok(Ok(Err(StopRefusal::Failed { text, retryable }))) => return Err(failed(text, retryable)),
+                Ok(Ok(Err(refusal))) => return Err(VerbError::of(key, refusal)),
                 Ok(Err(_gone)) => {}
                 Err(_elapsed) => return Err(VerbError::TimedOut { key: key.clone(), after }),
             }

@@ -88,6 +88,10 @@ impl State {
         HostLoad { starting: self.starting.len(), running, queued: self.queue.len(), ..self.load }
     }
 
+    fn is_busy(&self) -> bool {
+        !self.starting.is_empty() || !self.queue.is_empty()
+    }
+
     fn place(&self, key: &Key) -> Option<Place> {
         if self.starting.contains(key) {
             return Some(Place::Admitted);
@@ -221,6 +225,11 @@ impl Admission {
         if went {
             state.promote(&self.policy);
         }
+    }
+
+    /// Whether starts are under way or waited for.
+    pub(super) fn is_busy(&self) -> bool {
+        self.state().is_busy()
     }
 
     pub(super) fn figures(&self) -> QueueFigures {

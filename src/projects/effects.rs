@@ -5,13 +5,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kiln_domain::admission::HostLoad;
 use kiln_domain::plan::{Done, Observed, Step};
-use kiln_domain::{Key, ProjectRecord, Settings};
+use kiln_domain::{Key, ProjectRecord, Settings, Snapshot, SnapshotName, Verdict};
 use thiserror::Error;
 use tokio::sync::broadcast;
 
 use crate::buildkit::{ConfigError, ProbeError};
 use crate::causes;
-use crate::host::volumes::{FoundVolume, TrashName, Trashed, VolumeError};
+use crate::host::volumes::{FoundVolume, TrashName, Trashed, Usage, VolumeError};
 use crate::host::{FoundInstance, InstanceEvent, Properties, RuntimeError};
 use crate::pki::PkiError;
 
@@ -32,6 +32,29 @@ pub trait Effects: Send + Sync + 'static {
     async fn describe(&self, record: &ProjectRecord) -> Result<(), EffectError>;
 
     fn events(&self) -> broadcast::Receiver<InstanceEvent>;
+
+    /// Whether a snapshot costs next to nothing and can be taken while a daemon runs.
+    fn snapshots_are_cheap(&self) -> bool;
+
+    /// What moments of a cache there are, oldest first.
+    async fn snapshots(&self, key: &Key) -> Result<Vec<Snapshot>, EffectError>;
+
+    /// Has a daemon open a clone of a snapshot, and takes all of it away again. An error is no verdict.
+    async fn try_out(
+        &self,
+        record: &ProjectRecord,
+        settings: &Settings,
+        snapshot: SnapshotName,
+    ) -> Result<Verdict, EffectError>;
+
+    /// Writes down what was found of a snapshot.
+    async fn judge(&self, key: &Key, snapshot: SnapshotName, verdict: Verdict) -> Result<(), EffectError>;
+
+    /// Removes what a trial that was cut off has left.
+    async fn sweep_trials(&self) -> Result<(), EffectError>;
+
+    /// Where the bytes of a cache are; `None`: it has none.
+    async fn usage(&self, key: &Key) -> Result<Option<Usage>, EffectError>;
 
     /// How the host is; what cannot be read is left open. The counts of starts and daemons are not the host's.
     async fn load(&self) -> HostLoad;
@@ -92,6 +115,8 @@ pub enum EffectError {
     NotServing { key: Key, log: String, source: ProbeError },
     #[error("the daemon of {key} went away while it was starting; its last words:\n{log}")]
     Exited { key: Key, log: String },
+    #[error("the cache of {key} is damaged: {what}")]
+    Damaged { key: Key, what: String },
     #[error("gave up after {} s: {step}", .after.as_secs())]
     TimedOut { step: &'static str, after: Duration },
 }
@@ -122,6 +147,17 @@ impl EffectError {
         }
     }
 
+    /// What says that the cache is damaged: no daemon will ever open it.
+    pub fn damage(&self) -> Option<String> {
+        match self {
+            Self::Damaged { what, .. } => Some(what.clone()),
+            Self::Exited { log, .. }
+            | Self::NotServing { log, .. }
+            | Self::Runtime(RuntimeError::Exited { log, .. }) => crate::buildkit::cache_damage(log),
+            _ => None,
+        }
+    }
+
     pub fn timed_out(&self) -> bool {
         matches!(self, Self::TimedOut { .. } | Self::NotServing { .. } | Self::Runtime(RuntimeError::TimedOut { .. }))
     }
@@ -132,6 +168,8 @@ impl EffectError {
 pub struct StepDeadlines {
     pub observe: Duration,
     pub create_volume: Duration,
+    /// Freeing walks through what is freed, on storage that has no better way.
+    pub destroy_volume: Duration,
     pub write_files: Duration,
     pub create_instance: Duration,
     pub start_instance: Duration,
@@ -153,7 +191,15 @@ impl StepDeadlines {
 
     pub fn of(&self, step: Step) -> Duration {
         match step {
-            Step::CreateVolume | Step::Discard => self.create_volume,
+            Step::CreateVolume
+            | Step::CloneVolume
+            | Step::Discard
+            | Step::DiscardCache
+            | Step::Rollback(_)
+            | Step::ListSnapshots
+            | Step::TakeSnapshot
+            | Step::DestroySnapshot(_) => self.create_volume,
+            Step::DestroyVolume => self.destroy_volume,
             Step::WriteFiles => self.write_files,
             Step::CreateInstance => self.create_instance,
             Step::StartInstance => self.start_instance,
@@ -173,6 +219,7 @@ impl Default for StepDeadlines {
             // Above what a runtime gives itself for an answer: it can say what it waited for.
             observe: Duration::from_secs(20),
             create_volume: Duration::from_secs(60),
+            destroy_volume: Duration::from_mins(10),
             write_files: Duration::from_secs(60),
             create_instance: Duration::from_secs(120),
             start_instance: Duration::from_secs(60),

@@ -7,7 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kiln_domain::admission::AdmissionPolicy;
 use kiln_domain::settings::HostSize;
-use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, Rules, Settings};
+use kiln_domain::{AddressPool, BuildSpec, Identity, Key, Lease, LeaseToken, Policy, Rules, Settings};
+use kiln_domain::project::PullRequestError;
 use kiln_wire::{Credential, RouteResponse};
 use std::net::SocketAddrV4;
 use thiserror::Error;
@@ -18,6 +19,7 @@ use super::answer::{Addressing, Ready, Routed, Standing};
 use super::effects::{Effects, StepDeadlines};
 use super::messages::{Granted, Message, Refusal, RefusalKind, Releasing, Renewing, Undelivered};
 use super::registry::{Registry, Shared, WorkerHandle};
+use super::trials::Trials;
 use crate::clock::{Clock, rfc3339};
 use crate::entropy::{Entropy, NoEntropy};
 use crate::gateway::{Directory, Door, NoDoor};
@@ -48,6 +50,7 @@ pub struct ProjectsConfig {
     pub connect_wait: Duration,
     /// How long what was thrown away is kept.
     pub trash_kept: Duration,
+    pub forks: ForkBounds,
     /// Whether untrusted builds can be kept apart on this host, and why not.
     pub untrusted: Result<(), String>,
 }
@@ -68,8 +71,22 @@ impl ProjectsConfig {
             route_wait: Duration::from_mins(3),
             connect_wait: Duration::from_secs(16),
             trash_kept: Duration::from_hours(24 * 7),
+            forks: ForkBounds::default(),
             untrusted: Err("nothing keeps them apart here".to_owned()),
         }
+    }
+}
+
+/// How many forks may be at work at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ForkBounds {
+    pub per_project: usize,
+    pub on_host: usize,
+}
+
+impl Default for ForkBounds {
+    fn default() -> Self {
+        Self { per_project: 16, on_host: 48 }
     }
 }
 
@@ -78,6 +95,8 @@ impl ProjectsConfig {
 pub struct RouteOptions {
     /// It runs code that nobody has reviewed.
     pub untrusted: bool,
+    /// What names the pull request of an untrusted build for its forge; each has a fork of its own.
+    pub pull_request: Option<String>,
     /// It wants a credential in the answer.
     pub credential: bool,
     /// How long to wait for a daemon that is not warm, and then to answer with the lease alone. `None`: as long as a
@@ -91,6 +110,10 @@ pub struct RouteOptions {
 pub enum RouteError {
     #[error("untrusted builds are refused: {0}")]
     Untrusted(String),
+    #[error(transparent)]
+    PullRequest(#[from] PullRequestError),
+    #[error("{text}")]
+    TooManyForks { text: String },
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("{text}")]
@@ -128,7 +151,7 @@ impl From<Refusal> for RouteError {
             RefusalKind::TooManyLeases { key, live, limit } => Self::TooManyLeases { key, live, limit },
             RefusalKind::NotAdmitted => Self::NotAdmitted { text },
             RefusalKind::NoRoom => Self::NoRoom { text },
-            RefusalKind::NotNow => Self::Failed { text, retryable: true, timed_out: false },
+            RefusalKind::NotNow | RefusalKind::Leaving => Self::Failed { text, retryable: true, timed_out: false },
             RefusalKind::TimedOut => Self::Failed { text, retryable: true, timed_out: true },
             RefusalKind::Broken => Self::Failed { text, retryable: false, timed_out: false },
         }
@@ -173,6 +196,7 @@ impl Projects {
             rebuilding: Mutex::default(),
             surveyed: AtomicBool::new(false),
             admission: Admission::new(config.admission, effects.clone()),
+            trials: Trials::default(),
             store,
             effects,
             clock,
@@ -192,46 +216,60 @@ impl Projects {
     /// A daemon that answers, and a lease on it that is on disk; or, where the caller does not want to wait, the lease
     /// and where the daemon stands.
     pub async fn route(&self, spec: BuildSpec, options: RouteOptions) -> Result<Routed, RouteError> {
-        self.check_lane(options.untrusted)?;
-        let key = Key::of(&spec);
+        let identity = self.identity(spec, options.untrusted, options.pull_request.as_deref())?;
         let routed = match (options.resume, options.wait) {
-            (Some(token), wait) => self.resume(&key, token, wait.unwrap_or(self.config.route_wait)).await?,
-            (None, Some(wait)) => self.lease(&key, &spec, wait).await?,
-            (None, None) => self.lease_when_ready(&key, &spec).await?,
+            (Some(token), wait) => self.resume(&identity.key, token, wait.unwrap_or(self.config.route_wait)).await?,
+            (None, Some(wait)) => self.lease(&identity, wait).await?,
+            (None, None) => self.lease_when_ready(&identity).await?,
         };
         let ready = matches!(routed.standing, Standing::Ready(_));
-        let credential = if options.credential && ready { Some(self.credential(&key).await?) } else { None };
+        let credential = if options.credential && ready { Some(self.credential(&routed.key).await?) } else { None };
         Ok(routed.with_credential(credential))
     }
 
     /// The way of the reference's clients: nothing is promised before the daemon answers.
-    async fn lease_when_ready(&self, key: &Key, spec: &BuildSpec) -> Result<Routed, RouteError> {
+    async fn lease_when_ready(&self, identity: &Identity) -> Result<Routed, RouteError> {
         let token = LeaseToken::from_random(self.entropy.token()?);
         for _ in 0..TRIES {
-            let worker = self.worker(key, spec).await?;
+            let worker = self.worker(identity).await?;
             let (reply, answer) = oneshot::channel();
-            if worker.mailbox.send(Message::Route { spec: spec.clone(), token: token.hash(), reply }).await.is_err() {
+            let message = Message::Route { identity: identity.clone(), token: token.hash(), reply };
+            if worker.mailbox.send(message).await.is_err() {
                 continue;
             }
-            if let Some(granted) = self.wait(&worker, self.config.route_wait, answer).await? {
-                return self.granted(key, &worker, token, granted?).await;
+            match self.wait(&worker, self.config.route_wait, answer).await? {
+                Some(Err(Refusal { kind: RefusalKind::Leaving, .. })) => self.let_it_leave(&worker).await,
+                Some(granted) => return self.granted(&identity.key, &worker, token, granted?).await,
+                None => {}
             }
         }
         Err(RouteError::Closing)
     }
 
+    /// A copy that is on its way out is followed by a fresh one.
+    async fn let_it_leave(&self, worker: &WorkerHandle) {
+        // Whoever waits in vain hears so with the next try.
+        let _ = tokio::time::timeout(self.config.route_wait, worker.mailbox.closed()).await;
+    }
+
     /// The lease first, and then as much of the wait as the caller has patience for.
-    async fn lease(&self, key: &Key, spec: &BuildSpec, patience: Duration) -> Result<Routed, RouteError> {
+    async fn lease(&self, identity: &Identity, patience: Duration) -> Result<Routed, RouteError> {
         let token = LeaseToken::from_random(self.entropy.token()?);
         for _ in 0..TRIES {
-            let worker = self.worker(key, spec).await?;
+            let worker = self.worker(identity).await?;
             let (reply, answer) = oneshot::channel();
-            if worker.mailbox.send(Message::Lease { spec: spec.clone(), token: token.hash(), reply }).await.is_err() {
+            let message = Message::Lease { identity: identity.clone(), token: token.hash(), reply };
+            if worker.mailbox.send(message).await.is_err() {
                 continue;
             }
-            let Ok(granted) = answer.await else { continue };
-            let routed = self.granted(key, &worker, token, granted?).await?;
-            return self.stay(&worker, routed, patience).await;
+            match answer.await {
+                Ok(Err(Refusal { kind: RefusalKind::Leaving, .. })) => self.let_it_leave(&worker).await,
+                Ok(granted) => {
+                    let routed = self.granted(&identity.key, &worker, token, granted?).await?;
+                    return self.stay(&worker, routed, patience).await;
+                }
+                Err(_) => {}
+            }
         }
         Err(RouteError::Closing)
     }
@@ -293,18 +331,24 @@ impl Projects {
     }
 
     /// Brings a project's daemon up without waiting for it, and says whether it is up already.
-    pub async fn prewarm(&self, spec: BuildSpec, untrusted: bool) -> Result<RouteResponse, RouteError> {
+    pub async fn prewarm(
+        &self,
+        spec: BuildSpec,
+        untrusted: bool,
+        pull_request: Option<&str>,
+    ) -> Result<RouteResponse, RouteError> {
         // An untrusted caller has no business with the trusted daemon (W5).
-        self.check_lane(untrusted)?;
-        let key = Key::of(&spec);
+        let identity = self.identity(spec, untrusted, pull_request)?;
         for _ in 0..TRIES {
-            let worker = self.worker(&key, &spec).await?;
+            let worker = self.worker(&identity).await?;
             let (reply, answer) = oneshot::channel();
-            if worker.mailbox.send(Message::Prewarm { spec: spec.clone(), reply }).await.is_err() {
+            if worker.mailbox.send(Message::Prewarm { identity: identity.clone(), reply }).await.is_err() {
                 continue;
             }
-            if let Ok(answer) = answer.await {
-                return Ok(self.config.addressing.of_warm(&key, answer?));
+            match answer.await {
+                Ok(Err(Refusal { kind: RefusalKind::Leaving, .. })) => self.let_it_leave(&worker).await,
+                Ok(answer) => return Ok(self.config.addressing.of_warm(&identity.key, answer?)),
+                Err(_) => {}
             }
         }
         Err(RouteError::Closing)
@@ -381,8 +425,12 @@ impl Projects {
         &self.shared.store
     }
 
-    async fn worker(&self, key: &Key, spec: &BuildSpec) -> Result<WorkerHandle, RouteError> {
-        let worker = self.registry.worker(&self.shared, key, Some(spec)).await?;
+    async fn worker(&self, identity: &Identity) -> Result<WorkerHandle, RouteError> {
+        let key = &identity.key;
+        if key.is_fork() && self.registry.get(key).is_none() {
+            self.check_forks(key).await?;
+        }
+        let worker = self.registry.worker(&self.shared, key, Some(identity)).await?;
         worker.ok_or(RouteError::Closing)
     }
 
@@ -406,6 +454,30 @@ impl Projects {
                 Err(RouteError::NotReady { after, phase, reason: status.reason, queue: status.queue })
             }
         }
+    }
+
+    /// A thousand pull requests at once must not fill the host with their daemons, nor the database with their names.
+    async fn check_forks(&self, key: &Key) -> Result<(), RouteError> {
+        let project = key.project();
+        let forks = self.registry.keys().into_iter().filter(|other| other.is_fork());
+        let (own, all) = forks.fold((0, 0), |(own, all), other| (own + usize::from(other.project() == project), all + 1));
+        let ForkBounds { per_project, on_host } = self.config.forks;
+        let (there, limit, of) = if own >= per_project { (own, per_project, "of this project") } else { (all, on_host, "here") };
+        if there < limit {
+            return Ok(());
+        }
+        let text = format!("{there} forks {of} are at work, and {limit} may be: try again when one has ended");
+        Err(RouteError::TooManyForks { text })
+    }
+
+    /// Whose daemon it is that a build asks for (K7).
+    fn identity(&self, spec: BuildSpec, untrusted: bool, pull_request: Option<&str>) -> Result<Identity, RouteError> {
+        self.check_lane(untrusted)?;
+        Ok(match pull_request {
+            _ if !untrusted => Identity::project(spec),
+            None => Identity::fork(spec),
+            Some(name) => Identity::pull_request(spec, name)?,
+        })
     }
 
     fn check_lane(&self, untrusted: bool) -> Result<(), RouteError> {

@@ -10,21 +10,25 @@ use async_trait::async_trait;
 use kiln_domain::admission::HostLoad;
 use kiln_domain::health::Probed;
 use kiln_domain::plan::{Done, FilesSeen, InstanceSeen, Observed, Step, Stop, VolumeSeen};
-use kiln_domain::{Key, ProjectRecord, Settings, Timestamp};
+use kiln_domain::{Key, ProjectRecord, Settings, Snapshot, SnapshotName, Timestamp, Verdict};
 use tokio::sync::broadcast;
 
 use super::effects::{EffectError, Effects, StepDeadlines, Survey};
 use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarget, ProbeError, await_serving};
 use crate::clock::Clock;
 use crate::host::pressure::PressureFiles;
-use crate::host::volumes::{FoundVolume, Fullness, TrashName, Trashed, Volume, VolumeEngine, VolumeError};
+use crate::host::volumes::{FoundVolume, Fullness, TrashName, Trashed, Usage, Volume, VolumeEngine, VolumeError};
 use crate::host::{Change, InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, StopBound};
 use crate::pki::{DaemonNames, Pki, PkiError};
 
+mod caches;
 #[cfg(test)]
 mod tests;
 
 const TOML: &str = "buildkitd.toml";
+
+/// The property that names the pull request of a fork.
+pub(super) const PULL_REQUEST: &str = "pull_request";
 
 /// What all daemons of this host have in common.
 #[derive(Debug, Clone)]
@@ -32,6 +36,8 @@ pub struct HostEffectsConfig {
     /// Below which daemons have names; never empty.
     pub domains: Vec<String>,
     pub daemon_port: u16,
+    /// Where a daemon listens that only tries a snapshot out, one at a time; `None`: none is tried out.
+    pub trial_address: Option<std::net::Ipv4Addr>,
     /// What the volumes' file system holds, where volumes have no size of their own.
     pub shared_file_system: Option<u64>,
     /// Written into `buildkitd.toml`; empty leaves the choice to BuildKit.
@@ -318,10 +324,7 @@ impl HostEffects {
     /// The certificates first: what is planned again after a crash is planned for as long as there is a volume.
     async fn discard(&self, record: &ProjectRecord) -> Result<(), EffectError> {
         self.forget(&record.key).await?;
-        match self.parts.volumes.discard(&record.key).await {
-            Ok(_) | Err(VolumeError::Missing { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        self.discard_cache(&record.key).await.map(drop)
     }
 }
 
@@ -359,11 +362,13 @@ impl Effects for HostEffects {
             Step::CreateVolume => {
                 volumes.create(&record.key, &described(record), settings.volume_bytes).await?;
             }
+            Step::CloneVolume => return self.clone_volume(record, settings).await,
             Step::WriteFiles => self.write_files(record, settings).await?,
             Step::CreateInstance => runtime.create(&spec().await?).await?,
             Step::DestroyInstance => runtime.destroy(&spec().await?).await?,
             Step::StartInstance => {
                 self.describe(record).await?;
+                self.check_cache(record).await?;
                 return Ok(Done::Started { incarnation: runtime.start(&spec().await?).await? });
             }
             // The worker has taken its note; the host is as it is.
@@ -372,6 +377,14 @@ impl Effects for HostEffects {
             Step::Probe => return self.probe(record, settings).await,
             Step::CountBuilds => return self.count_builds(record, settings).await,
             Step::Discard => self.discard(record).await?,
+            Step::DiscardCache => self.discard_cache(&record.key).await.map(drop)?,
+            Step::DestroyVolume => self.destroy_volume(&record.key).await?,
+            Step::Rollback(to) => self.rollback(record, to).await?,
+            Step::ListSnapshots => {
+                return Ok(Done::Snapshots { all: volumes.snapshots(&record.key).await?, taken: false });
+            }
+            Step::TakeSnapshot => return self.take_snapshot(record).await,
+            Step::DestroySnapshot(name) => volumes.destroy_snapshot(&record.key, name).await?,
             Step::StopInstance(how) => {
                 let bound = match how {
                     Stop::Graceful => StopBound::Graceful(self.config.deadlines.drain),
@@ -401,6 +414,39 @@ impl Effects for HostEffects {
 
     fn events(&self) -> broadcast::Receiver<InstanceEvent> {
         self.parts.runtime.events()
+    }
+
+    fn snapshots_are_cheap(&self) -> bool {
+        self.parts.volumes.copies_are_instant()
+    }
+
+    async fn snapshots(&self, key: &Key) -> Result<Vec<Snapshot>, EffectError> {
+        Ok(self.parts.volumes.snapshots(key).await?)
+    }
+
+    async fn try_out(
+        &self,
+        record: &ProjectRecord,
+        settings: &Settings,
+        snapshot: SnapshotName,
+    ) -> Result<Verdict, EffectError> {
+        self.try_snapshot(record, settings, snapshot).await
+    }
+
+    async fn judge(&self, key: &Key, snapshot: SnapshotName, verdict: Verdict) -> Result<(), EffectError> {
+        Ok(self.parts.volumes.judge(key, snapshot, verdict).await?)
+    }
+
+    async fn sweep_trials(&self) -> Result<(), EffectError> {
+        self.sweep().await
+    }
+
+    async fn usage(&self, key: &Key) -> Result<Option<Usage>, EffectError> {
+        match self.parts.volumes.usage(key).await {
+            Ok(usage) => Ok(Some(usage)),
+            Err(VolumeError::Missing { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     async fn load(&self) -> HostLoad {
@@ -484,6 +530,7 @@ pub(super) fn properties(record: &ProjectRecord) -> Properties {
         ("address", &record.address.to_string()),
     ]
     .into_iter()
+    .chain(record.pull_request.as_deref().map(|name| (PULL_REQUEST, name)))
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .collect()
 }

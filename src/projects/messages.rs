@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kiln_domain::explain::Explanation;
 use kiln_domain::plan::StopWish;
-use kiln_domain::{BuildSpec, Generation, Key, Lease, Phase, Settings, TokenHash};
+use kiln_domain::{Generation, Identity, Key, Lease, Phase, Settings, Snapshot, SnapshotName, TokenHash, Verdict};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::metrics::LeaseEnd;
@@ -16,19 +16,19 @@ use crate::store::{Commit, StoreError};
 pub(super) enum Message {
     /// A lease with a daemon that answers: the reply comes when both are there.
     Route {
-        spec: BuildSpec,
+        identity: Identity,
         token: TokenHash,
         reply: Reply<Granted>,
     },
     /// A lease now, with or without a daemon; whoever holds it comes back for the daemon.
     Lease {
-        spec: BuildSpec,
+        identity: Identity,
         token: TokenHash,
         reply: Reply<Granted>,
     },
     /// Bring it up, without a lease; answers at once whether it is up already.
     Prewarm {
-        spec: BuildSpec,
+        identity: Identity,
         reply: oneshot::Sender<Result<Option<Warm>, Refusal>>,
     },
     /// The daemon, for somebody who has a lease.
@@ -59,6 +59,8 @@ pub(super) enum Message {
     },
     Stop {
         wish: StopWish,
+        /// Also of one that is busy.
+        force: bool,
         reply: oneshot::Sender<Result<(), StopRefusal>>,
     },
     /// Replace the project's own settings by what `change` makes of them.
@@ -73,6 +75,15 @@ pub(super) enum Message {
     },
     Why {
         reply: oneshot::Sender<Explanation>,
+    },
+    /// Take a snapshot now, unless nothing was written since the newest; the reply is the newest then.
+    Snapshot {
+        reply: oneshot::Sender<Result<Option<Snapshot>, StopRefusal>>,
+    },
+    /// It was tried out.
+    Judged {
+        snapshot: SnapshotName,
+        verdict: Verdict,
     },
     /// Something happened to the instance: look at it again.
     InstanceChanged,
@@ -146,6 +157,8 @@ pub(super) struct Refusal {
 pub(super) enum RefusalKind {
     /// The key is somebody else's (K1).
     OtherIdentity,
+    /// What is there is going; whoever asks again gets the next.
+    Leaving,
     /// The same request may succeed later without anybody changing anything.
     NotNow,
     TimedOut,

@@ -13,6 +13,8 @@
 //! | `admin.rs` | stop, remove, set, why, list, show |
 //! | `reconcile.rs` | the start, and the database held against the host: orphans, rebuilds |
 //! | `janitor.rs` | the trash |
+//! | `trials.rs` | snapshots, tried out |
+//! | `caches.rs` | what is asked of caches: their past, a way back, where the bytes are |
 //! | `registry.rs` | key → worker |
 //! | `worker/` | the loop of one project |
 //! | `admission.rs` | the door for starts |
@@ -26,6 +28,7 @@
 mod admin;
 mod admission;
 mod answer;
+mod caches;
 mod effects;
 mod handle;
 mod host_effects;
@@ -34,6 +37,7 @@ mod messages;
 pub mod model;
 mod reconcile;
 mod registry;
+mod trials;
 mod worker;
 
 #[cfg(test)]
@@ -42,7 +46,8 @@ mod tests;
 pub use admin::VerbError;
 pub use admission::QueueFigures;
 pub use answer::{Addressing, Routed};
+pub use caches::CacheUsage;
 pub use effects::{EffectError, Effects, StepDeadlines, Survey};
-pub use handle::{Foundations, Projects, ProjectsConfig, RenewError, RouteError, RouteOptions};
+pub use handle::{ForkBounds, Foundations, Projects, ProjectsConfig, RenewError, RouteError, RouteOptions};
 pub use host_effects::{DaemonPaths, HostEffects, HostEffectsConfig, HostParts};
 pub use reconcile::ReconcileError;

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kiln_domain::project::ProjectRecord;
-use kiln_domain::{Arch, BuildSpec, Generation, Key, Phase, Settings};
+use kiln_domain::{Arch, BuildSpec, Generation, Identity, Key, Phase, Role, Settings};
 use kiln_wire::{Orphan, OrphanKind};
 use thiserror::Error;
 use tokio::sync::mpsc::error::TrySendError;
@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::effects::{EffectError, Survey};
 use super::handle::Projects;
+use super::host_effects::PULL_REQUEST;
 use super::messages::Message;
 use super::registry::WorkerHandle;
 use crate::causes::in_one_line;
@@ -99,7 +100,12 @@ impl Projects {
 
     async fn attend(&self, events: broadcast::Receiver<InstanceEvent>) {
         let missed = Notify::new();
-        tokio::join!(self.listen(events, &missed), self.survey_when(&missed), self.empty_trash_by_age());
+        tokio::join!(
+            self.listen(events, &missed),
+            self.survey_when(&missed),
+            self.empty_trash_by_age(),
+            self.try_snapshots_out(),
+        );
     }
 
     async fn listen(&self, mut events: broadcast::Receiver<InstanceEvent>, missed: &Notify) {
@@ -282,7 +288,8 @@ impl Projects {
         let marks = marks.chain(instances.iter().map(|i| (&i.key, &i.properties)));
         let mut known = BTreeSet::new();
         for (key, properties) in marks {
-            let Some(key) = key.as_ref().filter(|key| !known.contains(*key)) else { continue };
+            let is_new = |key: &&Key| !known.contains(*key) && key.role() != Role::Trial;
+            let Some(key) = key.as_ref().filter(is_new) else { continue };
             if self.put_back(key, properties, when).await? {
                 known.insert(key.clone());
             }
@@ -354,6 +361,10 @@ impl Projects {
 
 /// What stands on the host and in no project, and projects whose cache should be there and is not.
 fn orphans_of(survey: &Survey, known: &BTreeMap<Key, ProjectRecord>) -> Vec<Orphan> {
+    // A trial is nobody's, and whoever tries snapshots out takes it away.
+    let has_a_home = |key: &Option<Key>| {
+        key.as_ref().is_some_and(|key| key.role() == Role::Trial || known.contains_key(key))
+    };
     let mut orphans = Vec::new();
     let of = |kind, name: &str, key: Option<&Key>, properties: &Properties| {
         let (why, adoptable) = match key {
@@ -367,12 +378,12 @@ fn orphans_of(survey: &Survey, known: &BTreeMap<Key, ProjectRecord>) -> Vec<Orph
         Orphan { kind, name: name.to_owned(), key: key.map(ToString::to_string), why, adoptable }
     };
     for found in &survey.instances {
-        if found.key.as_ref().is_none_or(|key| !known.contains_key(key)) {
+        if !has_a_home(&found.key) {
             orphans.push(of(OrphanKind::Instance, &found.name, found.key.as_ref(), &found.properties));
         }
     }
     for found in &survey.volumes {
-        if found.key.as_ref().is_none_or(|key| !known.contains_key(key)) {
+        if !has_a_home(&found.key) {
             orphans.push(of(OrphanKind::Volume, &found.name, found.key.as_ref(), &found.properties));
         }
     }
@@ -390,22 +401,27 @@ fn orphans_of(survey: &Survey, known: &BTreeMap<Key, ProjectRecord>) -> Vec<Orph
 }
 
 /// The project that an object's marks tell of.
-fn record_of(properties: &Properties, now: kiln_domain::Timestamp) -> Result<ProjectRecord, String> {
+pub(super) fn record_of(properties: &Properties, now: kiln_domain::Timestamp) -> Result<ProjectRecord, String> {
     let part = |name: &str| properties.get(name).map_or("", String::as_str);
     let arch: Arch = part("arch").parse().map_err(|_| "its marks name no architecture".to_owned())?;
     let spec = BuildSpec::new(part("repo"), part("name"), part("target"), arch.as_str())
         .map_err(|error| format!("its marks are no project's: {error}"))?;
     // An address out of the range, or none, is given anew when it is put into the database.
     let address = part("address").parse().unwrap_or(std::net::Ipv4Addr::UNSPECIFIED);
-    let mut record = ProjectRecord::new(spec, address, now);
-    if part("key") != record.key.as_str() {
-        return Err(format!("its marks are those of {}, and its key is {:?}", record.key, part("key")));
+    let project = Key::of(&spec);
+    let wrong = |_| format!("its marks are those of {project}, and its key is {:?}", part("key"));
+    let pull_request = properties.get(PULL_REQUEST).cloned();
+    let identity = Identity { key: part("key").parse().map_err(wrong)?, spec, pull_request };
+    if !identity.is_consistent() {
+        return Err(format!("its marks are those of {project}, and its key is {:?}", part("key")));
     }
+    let mut record = ProjectRecord::of(identity, address, now);
     record.settings = match part("settings") {
         "" => Settings::default(),
         text => serde_json::from_str(text).map_err(|error| format!("its settings cannot be read: {error}"))?,
     };
-    record.phase = Phase::Idle;
+    // What is derived goes when nobody needs it, and so is looked at.
+    record.phase = if record.key.role().is_derived() { Phase::Draining } else { Phase::Idle };
     // How often it was started before, nobody knows; more often than there were seconds it was not.
     record.generation = Generation::from_stored(now.as_millis().unsigned_abs() / 1000);
     Ok(record)

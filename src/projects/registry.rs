@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kiln_domain::settings::HostSize;
-use kiln_domain::{AddressPool, BuildSpec, Key, Lease, LeaseToken, Policy, ProjectRecord, Rules, Settings};
+use kiln_domain::{AddressPool, Identity, Key, Lease, LeaseToken, Policy, ProjectRecord, Rules, Settings};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::admission::Admission;
 use super::answer::Standing;
 use super::effects::{Effects, StepDeadlines};
 use super::messages::{Connections, Message, Renewing, Status};
+use super::trials::Trials;
 use super::worker::Worker;
 use crate::clock::Clock;
 use crate::metrics::{Metrics, PhaseLabel};
@@ -34,6 +35,7 @@ pub(super) struct Shared {
     pub(super) effects: Arc<dyn Effects>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) admission: Arc<Admission>,
+    pub(super) trials: Trials,
     pub(super) metrics: Arc<Metrics>,
     /// Why the database, which is new, has not been filled from the host yet.
     pub(super) rebuilding: Mutex<Option<String>>,
@@ -108,6 +110,10 @@ impl Registry {
         self.workers().get(key).cloned()
     }
 
+    pub(super) fn keys(&self) -> Vec<Key> {
+        self.workers().keys().cloned().collect()
+    }
+
     pub(super) fn all(&self) -> Vec<WorkerHandle> {
         self.workers().values().cloned().collect()
     }
@@ -122,7 +128,7 @@ impl Registry {
         true
     }
 
-    /// The worker of `key`, made if there is none. `Ok(None)`: there is no such project, and no `spec` to make it from.
+    /// The worker of `key`, made if there is none. `Ok(None)`: there is no such project, and no `identity` to make it from.
     ///
     /// The new worker is in the registry before its record is read, so a second caller finds it and does not read a
     /// record that the first is about to change.
@@ -130,18 +136,18 @@ impl Registry {
         &self,
         shared: &Arc<Shared>,
         key: &Key,
-        spec: Option<&BuildSpec>,
+        identity: Option<&Identity>,
     ) -> Result<Option<WorkerHandle>, StoreError> {
         if let Some(worker) = self.get(key) {
             return Ok(Some(worker));
         }
-        let known = match spec {
+        let known = match identity {
             // Its daemon may be running already, at an address that the empty database would give away.
             Some(_) if let Some(why) = shared.rebuilding() => {
                 shared.store.project(key).await?.map(|_| true).ok_or(StoreError::Rebuilding { why })?
             }
-            Some(spec) => {
-                let created = shared.store.create_project(spec, shared.addresses, shared.clock.now()).await?;
+            Some(identity) => {
+                let created = shared.store.create_project(identity, shared.addresses, shared.clock.now()).await?;
                 if created.new {
                     shared.metrics.phase_changed(None, Some(PhaseLabel::from(&created.record.phase)));
                 }

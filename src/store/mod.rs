@@ -47,7 +47,7 @@ mod writes;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_domain::{AddressPool, BuildSpec, BuildTimes, Key, Lease, ProjectRecord, Timestamp, TokenHash};
+use kiln_domain::{AddressPool, BuildTimes, Identity, Key, Lease, ProjectRecord, Timestamp, TokenHash};
 use rusqlite::Connection;
 use tokio::sync::broadcast;
 use tracing::error;
@@ -280,11 +280,16 @@ impl Store {
         self.watch().figures()
     }
 
-    /// The project with the key of `spec`: the one there is, or a new one with the lowest free address of `pool`.
+    /// What has the key of `identity`, a project or what is derived from one: the one there is, or a new one with the lowest free address of `pool`.
     /// An existing one with another identity is [`StoreError::OtherIdentity`].
-    pub fn create_project(&self, spec: &BuildSpec, pool: AddressPool, now: Timestamp) -> Commit<Created> {
-        let spec = spec.clone();
-        self.submit(move |writing| writes::create_project(writing, spec, pool, now))
+    pub fn create_project(
+        &self,
+        identity: impl Into<Identity>,
+        pool: AddressPool,
+        now: Timestamp,
+    ) -> Commit<Created> {
+        let identity = identity.into();
+        self.submit(move |writing| writes::create_project(writing, identity, pool, now))
     }
 
     /// Puts in a whole record, as a rebuild or the trash has it. Its address is kept if it is free and in `pool`; else it

@@ -18,7 +18,7 @@ use crate::causes::in_one_line;
 type Column = (usize, &'static str);
 
 const PROJECT: &str = "SELECT key, repo, name, target, arch, address, phase, phase_reason, generation, incarnation,
-    settings, builds, created, last_activity FROM projects";
+    settings, builds, created, last_activity, pull_request, cache FROM projects";
 
 const LEASE: &str = "SELECT key, token, created, renewed, expires FROM leases";
 
@@ -135,8 +135,11 @@ pub(super) fn key(text: String) -> Result<Key, StoreError> {
 
 /// K1, for a row that was renamed by hand: a cache is never opened under another identity's key.
 pub(super) fn check_key(record: ProjectRecord) -> Result<ProjectRecord, StoreError> {
-    let right = Key::of(&record.spec);
-    if record.key == right { Ok(record) } else { Err(StoreError::WrongKey { stored: record.key, right }) }
+    if record.identity().is_consistent() {
+        Ok(record)
+    } else {
+        Err(StoreError::WrongKey { stored: record.key, right: Key::of(&record.spec) })
+    }
 }
 
 fn to_project(row: &Row<'_>) -> Result<ProjectRecord, StoreError> {
@@ -167,6 +170,8 @@ fn to_project_as_stored(row: &Row<'_>) -> Result<ProjectRecord, StoreError> {
         builds: json(row, (11, "builds"))?,
         created: instant(row, (12, "created"))?,
         last_activity: instant(row, (13, "last_activity"))?,
+        pull_request: get(row, (14, "pull_request"))?,
+        cache: json(row, (15, "cache"))?,
     })
 }
 

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use kiln_domain::{
-    AddressPool, BuildSpec, BuildTimes, Key, Lease, Phase, ProjectRecord, Settings, Timestamp, TokenHash,
+    AddressPool, BuildTimes, Identity, Key, Lease, Phase, ProjectRecord, Settings, Timestamp, TokenHash,
 };
 use rusqlite::{OptionalExtension as _, ToSql, named_params};
 use serde::Serialize;
@@ -23,14 +23,14 @@ pub struct Created {
 
 pub(super) fn create_project(
     writing: &mut Writing<'_>,
-    spec: BuildSpec,
+    identity: Identity,
     pool: AddressPool,
     now: Timestamp,
 ) -> Result<Created, StoreError> {
-    if let Some(record) = of_this_identity(writing, &Key::of(&spec), &spec)? {
+    if let Some(record) = of_this_identity(writing, &identity)? {
         return Ok(Created { record, new: false });
     }
-    let record = ProjectRecord::new(spec, lowest_free_address(writing, pool)?, now);
+    let record = ProjectRecord::of(identity, lowest_free_address(writing, pool)?, now);
     insert_project(writing, &record)?;
     Ok(Created { record, new: true })
 }
@@ -42,7 +42,7 @@ pub(super) fn adopt_project(
     event: Option<NewEvent>,
 ) -> Result<Created, StoreError> {
     let mut record = rows::check_key(record)?;
-    if let Some(record) = of_this_identity(writing, &record.key, &record.spec)? {
+    if let Some(record) = of_this_identity(writing, &record.identity())? {
         return Ok(Created { record, new: false });
     }
     if !pool.contains(record.address) || !is_free(writing, record.address)? {
@@ -71,10 +71,10 @@ pub(super) fn mend_project(
 }
 
 /// The project with this key. K1: one of another identity is an error.
-fn of_this_identity(writing: &Writing<'_>, key: &Key, spec: &BuildSpec) -> Result<Option<ProjectRecord>, StoreError> {
-    let record = rows::project_as_stored(writing.connection, key)?;
+fn of_this_identity(writing: &Writing<'_>, identity: &Identity) -> Result<Option<ProjectRecord>, StoreError> {
+    let record = rows::project_as_stored(writing.connection, &identity.key)?;
     match record {
-        Some(record) if record.spec != *spec => {
+        Some(record) if record.identity() != *identity => {
             Err(StoreError::OtherIdentity { key: record.key, stored: Box::new(record.spec) })
         }
         record => Ok(record),
@@ -84,9 +84,9 @@ fn of_this_identity(writing: &Writing<'_>, key: &Key, spec: &BuildSpec) -> Resul
 fn insert_project(writing: &Writing<'_>, record: &ProjectRecord) -> Result<(), StoreError> {
     let (phase, phase_reason) = phase_columns(&record.phase);
     let insert = "INSERT INTO projects (key, repo, name, target, arch, address, phase, phase_reason, generation,
-            incarnation, settings, builds, created, last_activity)
+            incarnation, settings, builds, created, last_activity, pull_request, cache)
         VALUES (:key, :repo, :name, :target, :arch, :address, :phase, :phase_reason, :generation,
-            :incarnation, :settings, :builds, :created, :last_activity)";
+            :incarnation, :settings, :builds, :created, :last_activity, :pull_request, :cache)";
     writing
         .connection
         .prepare_cached(insert)
@@ -106,6 +106,8 @@ fn insert_project(writing: &Writing<'_>, record: &ProjectRecord) -> Result<(), S
                 ":builds": json(&record.builds)?,
                 ":created": record.created.as_millis(),
                 ":last_activity": record.last_activity.as_millis(),
+                ":pull_request": record.pull_request,
+                ":cache": json(&record.cache)?,
             })
         })
         .map(drop)
@@ -160,7 +162,8 @@ pub(super) fn save_project(
 ) -> Result<(), StoreError> {
     let (phase, phase_reason) = phase_columns(&record.phase);
     let update = "UPDATE projects SET phase = :phase, phase_reason = :phase_reason, generation = :generation,
-            incarnation = :incarnation, settings = :settings, builds = :builds, last_activity = :last_activity
+            incarnation = :incarnation, settings = :settings, builds = :builds, last_activity = :last_activity,
+            cache = :cache
         WHERE key = :key";
     let changed = writing
         .connection
@@ -175,6 +178,7 @@ pub(super) fn save_project(
                 ":settings": json(&record.settings)?,
                 ":builds": json(&record.builds)?,
                 ":last_activity": record.last_activity.as_millis(),
+                ":cache": json(&record.cache)?,
             })
         })
         .map_err(StoreError::sqlite("save the project"))?;

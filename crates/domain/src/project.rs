@@ -153,6 +153,19 @@ impl Identity {
     }
 }
 
+impl From<&BuildSpec> for Identity {
+    /// The project itself.
+    fn from(spec: &BuildSpec) -> Self {
+        Self::project(spec.clone())
+    }
+}
+
+impl From<&Self> for Identity {
+    fn from(identity: &Self) -> Self {
+        identity.clone()
+    }
+}
+
 /// What is remembered of a cache, beside the cache itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use kiln_domain::plan::StopWish;
+use kiln_domain::plan::{InstanceSeen, Observed, StopWish, VolumeSeen};
 use kiln_domain::{Lease, Timestamp, TokenHash};
 
 use super::super::messages::{Granted, Held, Refusal, RefusalKind, Reply, StopRefusal, Undelivered, Waiter, Warm};
-use super::{StopReply, Worker};
+use super::{StopReply, Stopper, Worker};
 use crate::metrics::{self, LeaseEnd};
 use crate::store::StoreError;
 
@@ -19,11 +19,15 @@ pub(super) struct Stopped(Vec<StopReply>);
 
 impl Stopped {
     /// Whoever wants it gone waits on.
-    pub(super) fn take_from(&mut self, stoppers: &mut Vec<(StopWish, StopReply)>) {
-        for (wish, stopper) in std::mem::take(stoppers) {
-            match wish {
-                StopWish::Remove => stoppers.push((wish, stopper)),
-                StopWish::Stop | StopWish::Force => self.0.push(stopper),
+    pub(super) fn take_from(&mut self, stoppers: &mut Vec<Stopper>, seen: &Observed) {
+        let empty = seen.volume == VolumeSeen::Absent;
+        let gone = empty && seen.instance == InstanceSeen::Absent;
+        for stopper in std::mem::take(stoppers) {
+            match stopper.wish {
+                StopWish::Stop | StopWish::Force => self.0.push(stopper.reply),
+                StopWish::Reset if empty => self.0.push(stopper.reply),
+                StopWish::Evict if gone => self.0.push(stopper.reply),
+                _ => stoppers.push(stopper),
             }
         }
     }
@@ -63,8 +67,8 @@ impl Worker {
     }
 
     pub(super) fn answer_stoppers(&mut self, answer: &Result<(), StopRefusal>) {
-        for (_, stopper) in self.stoppers.drain(..) {
-            drop(stopper.send(answer.clone()));
+        for stopper in self.stoppers.drain(..) {
+            drop(stopper.reply.send(answer.clone()));
         }
     }
 

@@ -38,7 +38,7 @@ pub(super) struct InFlight {
 
 impl InFlight {
     pub(super) fn lets_builds_through(&self) -> bool {
-        self.routine || self.step == Some(Step::Probe)
+        self.routine || self.step.is_some_and(|step| step == Step::Probe || step.is_upkeep())
     }
 }
 
@@ -103,7 +103,14 @@ impl Worker {
                 tracing::debug!(key = %self.key, %error, "could not {}", step.name());
                 self.note_probe(Probed { answered: false, cpu: None });
             }
+            Outcome::Performed(step, Err(error)) if step.is_upkeep() => self.note_failed_upkeep(step, &error),
+            Outcome::Performed(step, Err(error)) if step.is_a_wish() && self.damage.is_none() => {
+                self.note_failed_wish(step, &error);
+            }
             Outcome::Performed(step, Err(error)) => {
+                if self.note_damage(&error) {
+                    return;
+                }
                 if step == Step::AwaitServing {
                     self.run.gave_up_on.clone_from(&self.record.incarnation);
                 }
@@ -146,7 +153,15 @@ impl Worker {
                 self.forget_run();
             }
             (Step::AdoptInstance, _) => self.forget_run(),
-            (Step::AwaitServing, _) => self.note_probe(Probed { answered: true, cpu: None }),
+            (Step::AwaitServing, _) => {
+                self.damage = None;
+                self.note_probe(Probed { answered: true, cpu: None });
+            }
+            (_, Done::Snapshots { all, taken }) => self.note_snapshots(step, all, *taken),
+            (_, Done::Cloned { from }) => self.log_event(self.event("cloned", format!("its cache is a copy of {from}"))),
+            (Step::DestroySnapshot(name), _) => self.note_destroyed(name),
+            (Step::Rollback(to), _) => self.note_rollback(to),
+            (Step::DiscardCache | Step::DestroyVolume, _) => self.note_emptied(step),
             (_, Done::Probed(probed)) => self.note_probe(*probed),
             (_, Done::Builds { count, cpu }) => {
                 self.note_probe(Probed { answered: count.is_some(), cpu: *cpu });
@@ -220,6 +235,7 @@ impl Worker {
         self.setbacks = self.setbacks.and_another(self.now());
         (self.observed, self.look, self.doubtful) = (None, None, false);
         self.leave_queue();
+        self.refuse_snapshot_askers("the host cannot be looked at or changed now");
         let reason = error.in_words();
         tracing::warn!(key = %self.key, %reason, "could not {what}");
         let text = format!("could not {what}: {reason}");

@@ -1,20 +1,20 @@
 //! What a worker does with each message. Nothing here waits.
 
 use kiln_domain::plan::StopWish;
-use kiln_domain::{BuildSpec, Key, Phase, Settings, Tier, TokenHash};
+use kiln_domain::{Identity, Key, Phase, Settings, SnapshotName, Tier, TokenHash, Verdict};
 use tokio::sync::oneshot;
 
 use super::super::messages::{Message, Refusal, RefusalKind, Releasing, Renewing, SetRefusal, StopRefusal, Waiter};
 use super::super::registry::Shared;
-use super::{Occasion, StopReply, Worker};
+use super::{Occasion, StopReply, Stopper, Worker};
 use crate::metrics::LeaseEnd;
 use crate::store::StoreError;
 
 impl Worker {
     pub(super) fn hear(&mut self, message: Message) {
         match message {
-            Message::Route { spec, token, reply } => {
-                if let Err(refusal) = self.check(&spec) {
+            Message::Route { identity, token, reply } => {
+                if let Err(refusal) = self.check(&identity) {
                     return drop(reply.send(Err(refusal)));
                 }
                 self.touch();
@@ -23,8 +23,8 @@ impl Worker {
                     None => self.waiters.push(Waiter::Route { token, reply }),
                 }
             }
-            Message::Lease { spec, token, reply } => {
-                if let Err(refusal) = self.check(&spec) {
+            Message::Lease { identity, token, reply } => {
+                if let Err(refusal) = self.check(&identity) {
                     return drop(reply.send(Err(refusal)));
                 }
                 self.touch();
@@ -42,8 +42,8 @@ impl Worker {
                 self.touch();
                 self.waiters.push(Waiter::Connect { reply });
             }
-            Message::Prewarm { spec, reply } => {
-                let answer = self.check(&spec).map(|()| self.routable());
+            Message::Prewarm { identity, reply } => {
+                let answer = self.check(&identity).map(|()| self.routable());
                 if answer.is_ok() {
                     self.touch_on_disk();
                     if !self.waiters.iter().any(|waiter| matches!(waiter, Waiter::Prewarm)) {
@@ -75,12 +75,14 @@ impl Worker {
                     self.leases.push(lease);
                 }
             }
-            Message::Stop { wish, reply } => self.hear_stop(wish, reply),
+            Message::Stop { wish, force, reply } => self.hear_stop(wish, force, reply),
             Message::Set { change, reply } => self.set(change, reply),
             Message::Why { reply } => match self.explanation() {
                 Some(explanation) => drop(reply.send(explanation)),
                 None => self.askers.push(reply),
             },
+            Message::Snapshot { reply } => self.snapshot_askers.push(reply),
+            Message::Judged { snapshot, verdict } => self.judged(snapshot, verdict),
             Message::InstanceChanged => self.something_happened(Occasion::Event),
             Message::Suspect => self.run.health.suspect(),
             Message::RoomWanted => self.run.room_wanted = true,
@@ -97,15 +99,17 @@ impl Worker {
     }
 
     /// A key that two identities share is refused, never shared (K1); and what is being removed takes nobody.
-    fn check(&self, spec: &BuildSpec) -> Result<(), Refusal> {
-        if self.record.spec != *spec {
+    fn check(&self, identity: &Identity) -> Result<(), Refusal> {
+        if self.record.identity() != *identity {
             let stored = Box::new(self.record.spec.clone());
             let text = StoreError::OtherIdentity { key: self.key.clone(), stored }.to_string();
             return Err(Refusal { kind: RefusalKind::OtherIdentity, text });
         }
         if self.record.phase == Phase::Removing {
+            let derived = self.record.key.role().is_derived();
+            let kind = if derived { RefusalKind::Leaving } else { RefusalKind::NotNow };
             let text = "the project is being removed; ask again when that is done".to_owned();
-            return Err(Refusal { kind: RefusalKind::NotNow, text });
+            return Err(Refusal { kind, text });
         }
         Ok(())
     }
@@ -144,25 +148,31 @@ impl Worker {
         Some(Releasing { lease, removed: self.shared.store.remove_lease(token, self.now(), Some(event)) })
     }
 
-    fn hear_stop(&mut self, wish: StopWish, reply: StopReply) {
+    fn hear_stop(&mut self, wish: StopWish, force: bool, reply: StopReply) {
         let demand = self.demand();
-        if wish == StopWish::Stop && self.settings.tier == Some(Tier::Hot) {
+        let hot = self.settings.tier == Some(Tier::Hot);
+        if wish == StopWish::Evict && (hot || demand.waiters > 0) {
+            drop(reply.send(Err(StopRefusal::Busy("it is hot, or somebody waits for it".to_owned()))));
+        } else if wish == StopWish::Stop && hot {
             let text = format!("it is hot and would come up again: `kiln set {} --tier warm` first", self.key);
             drop(reply.send(Err(StopRefusal::Busy(text))));
-        } else if wish != StopWish::Force && demand.is_busy(self.now(), &self.shared.policy) {
+        } else if !force && demand.is_busy(self.now(), &self.shared.policy) {
             let need = demand.need(&self.settings, self.now(), &self.shared.policy);
             let text = need.map(|need| need.to_string()).unwrap_or_default();
             drop(reply.send(Err(StopRefusal::Busy(text))));
         } else {
             // It is asked anew which builds run: an answer from before is not about this moment.
             self.run.counted = None;
-            let text = match wish {
-                StopWish::Stop => "a stop was asked for",
-                StopWish::Remove => "its removal was asked for",
-                StopWish::Force => "a forced stop was asked for",
+            let (text, by) = match wish {
+                StopWish::Stop => ("a stop was asked for".to_owned(), "admin"),
+                StopWish::Remove => ("its removal was asked for".to_owned(), "admin"),
+                StopWish::Force => ("a forced stop was asked for".to_owned(), "admin"),
+                StopWish::Reset => ("an empty cache was asked for".to_owned(), "admin"),
+                StopWish::Rollback(to) => (format!("its cache as of {to} was asked for"), "admin"),
+                StopWish::Evict => ("its cache has to make room".to_owned(), "kiln"),
             };
-            self.log_event(self.event("asked", text.to_owned()).by("admin"));
-            self.stoppers.push((wish, reply));
+            self.log_event(self.event("asked", text).by(by));
+            self.stoppers.push(Stopper { wish, force, reply });
         }
     }
 
@@ -209,6 +219,17 @@ impl Worker {
         self.settings = self.shared.settings(&self.record);
         // What of it is out of date now is seen by looking.
         self.something_happened(Occasion::Routine);
+    }
+
+    fn judged(&mut self, name: SnapshotName, verdict: Verdict) {
+        let known = self.snapshots.iter_mut().flatten().find(|snapshot| snapshot.name == name);
+        if let Some(snapshot) = known {
+            snapshot.verdict = verdict;
+        }
+        if verdict == Verdict::Bad {
+            let text = format!("{name} is no good: no daemon can open it");
+            self.log_event(self.event("snapshot-bad", text));
+        }
     }
 
     /// The end of a connection is activity: the idle window starts there.

@@ -19,6 +19,7 @@
 //! | `inbox.rs` | what a worker does with each message |
 //! | `doing.rs` | looks and steps as tasks, and what their outcomes change |
 //! | `answers.rs` | leases, grants and refusals |
+//! | `past.rs` | snapshots, going back, and what is told of both |
 //! | `recording.rs` | phases, on the disk and in the journal |
 //! | `clock.rs` | the worker's own time |
 
@@ -26,6 +27,7 @@ mod answers;
 mod clock;
 mod doing;
 mod inbox;
+mod past;
 mod recording;
 
 use std::sync::Arc;
@@ -36,9 +38,9 @@ use doing::{InFlight, landed};
 use kiln_domain::explain::{Explanation, explain};
 use kiln_domain::health::Health;
 use kiln_domain::plan::{
-    Counted, Demand, InstanceSeen, Observed, Place, Reason, Setbacks, Situation, StopWish, VolumeSeen,
+    Counted, Demand, InstanceSeen, Observed, Past, Place, Reason, Setbacks, Situation, StopWish, VolumeSeen,
 };
-use kiln_domain::{Key, Lease, Phase, Plan, ProjectRecord, Settings, Step, Timestamp, plan};
+use kiln_domain::{Key, Lease, Phase, Plan, ProjectRecord, Settings, Snapshot, Step, Timestamp, plan};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -54,7 +56,24 @@ const LOOK_EVERY: Duration = Duration::from_hours(1);
 /// A project that is needed, and whose volume's place is taken, looks this often whether it still is.
 const LOOK_FOR_OURS: Duration = Duration::from_mins(1);
 
+type SnapshotReply = oneshot::Sender<Result<Option<Snapshot>, StopRefusal>>;
+
 type StopReply = oneshot::Sender<Result<(), StopRefusal>>;
+
+/// Somebody who wants it down, and what for.
+struct Stopper {
+    wish: StopWish,
+    /// Whoever uses it.
+    force: bool,
+    reply: StopReply,
+}
+
+impl Stopper {
+    /// By force it is stopped first; what is wanted beyond that is done before it comes up again.
+    fn wants(&self, running: bool) -> StopWish {
+        if self.force && running { StopWish::Force } else { self.wish }
+    }
+}
 
 pub(super) struct Worker {
     key: Key,
@@ -70,8 +89,15 @@ pub(super) struct Worker {
     /// Connections at the last look, to notice when the last one ends.
     last_connections: usize,
     waiters: Vec<Waiter>,
-    stoppers: Vec<(StopWish, StopReply)>,
+    stoppers: Vec<Stopper>,
     askers: Vec<oneshot::Sender<Explanation>>,
+    snapshot_askers: Vec<SnapshotReply>,
+    /// What there is to go back to; `None`: nobody has looked.
+    snapshots: Option<Vec<Snapshot>>,
+    /// What a daemon said that could not open the cache.
+    damage: Option<String>,
+    /// Something about the past failed.
+    upkeep_paused_until: Option<Timestamp>,
     /// As of the last look that succeeded, and what was done since; `None`: nothing is known.
     observed: Option<(Observed, Timestamp)>,
     /// A look is wanted before anything else is decided.
@@ -149,6 +175,10 @@ impl Worker {
             waiters: Vec::new(),
             stoppers: Vec::new(),
             askers: Vec::new(),
+            snapshot_askers: Vec::new(),
+            snapshots: None,
+            damage: None,
+            upkeep_paused_until: None,
             observed: None,
             look: None,
             doubtful: false,
@@ -213,6 +243,7 @@ impl Worker {
     fn leave(mut self) {
         self.answer_stoppers(&Ok(()));
         let text = "the project was being removed".to_owned();
+        self.refuse_snapshot_askers(&text);
         self.refuse_all(&Refusal { kind: RefusalKind::NotNow, text });
     }
 
@@ -238,10 +269,12 @@ impl Worker {
                 }
                 return;
             }
-            let is_down = !self.seen().is_some_and(|seen| seen.instance.is_running());
-            if is_down && self.record.phase != Phase::Removing {
+            if self.record.phase != Phase::Removing
+                && let Some((seen, _)) = &self.observed
+                && !seen.instance.is_running()
+            {
                 // Before anything else is planned: what they wanted no longer stands in the way.
-                stopped.take_from(&mut self.stoppers);
+                stopped.take_from(&mut self.stoppers, seen);
             }
             let Some(Plan { phase, step, reason, look_again }) = self.with_situation(plan) else { return };
             if reason == Reason::NeedsPlace {
@@ -279,6 +312,8 @@ impl Worker {
                 self.answer_stoppers(&Err(StopRefusal::Busy(reason.to_string())));
                 return;
             }
+            // With a cache there is one, or it is on its way.
+            self.refuse_snapshot_askers("there is no cache to take one of");
             if self.somebody_waits() {
                 self.answer_who_waits(&reason);
             } else if self.changed_since {
@@ -293,7 +328,7 @@ impl Worker {
     fn forget_who_has_gone(&mut self) {
         self.waiters.retain(|waiter| !waiter.has_gone());
         if self.record.phase != Phase::Removing {
-            self.stoppers.retain(|(_, stopper)| !stopper.is_closed());
+            self.stoppers.retain(|stopper| !stopper.reply.is_closed());
         }
     }
 
@@ -375,11 +410,13 @@ impl Worker {
     }
 
     fn demand(&self) -> Demand<'_> {
+        let running = self.seen().is_some_and(|seen| seen.instance.is_running());
         Demand {
             waiters: self.waiters.len(),
             leases: &self.leases,
             connections: self.desk.connections.count(),
-            stop: self.stoppers.iter().map(|(wish, _)| *wish).max(),
+            stop: self.stoppers.iter().map(|stopper| stopper.wants(running)).max(),
+            snapshot: !self.snapshot_askers.is_empty(),
         }
     }
 
@@ -397,6 +434,12 @@ impl Worker {
             unborn: self.run.unborn,
             gave_up_on: self.run.gave_up_on.as_deref(),
             place: self.place,
+            past: Past {
+                snapshots: self.snapshots.as_deref(),
+                damage: self.damage.as_deref(),
+                cheap: self.shared.effects.snapshots_are_cheap(),
+                paused_until: self.upkeep_paused_until,
+            },
             room_wanted: self.run.room_wanted,
             now: self.now(),
             policy: &self.shared.policy,
@@ -495,6 +538,7 @@ impl Worker {
             && self.save_again.is_none()
             && self.waiters.is_empty()
             && self.stoppers.is_empty()
+            && self.snapshot_askers.is_empty()
             && self.leases.is_empty()
             && self.sets == 0
             && self.desk.connections.count() == 0

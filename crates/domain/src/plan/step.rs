@@ -119,8 +119,11 @@ pub enum Done {
     Cloned {
         from: String,
     },
-    /// Of [`Step::ListSnapshots`] and [`Step::TakeSnapshot`]: all there are now, oldest first.
-    Snapshots(Vec<Snapshot>),
+    /// Of [`Step::ListSnapshots`] and [`Step::TakeSnapshot`]: all there are now, oldest first, and whether the last of them is new.
+    Snapshots {
+        all: Vec<Snapshot>,
+        taken: bool,
+    },
     /// Of [`Step::Probe`].
     Probed(Probed),
     /// Of [`Step::CountBuilds`]. `None`: the daemon did not answer; `cpu` as in [`Probed`].

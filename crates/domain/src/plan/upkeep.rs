@@ -30,7 +30,7 @@ pub(super) fn upkeep(situation: &Situation<'_>) -> Upkeep {
     let Situation { record, observed, demand, past, policy, now, .. } = *situation;
     // Whoever waits for the daemon, or for its stop, is answered first; and a copy has no history of its own.
     let disturbs = demand.waiters > 0 || demand.stop.is_some();
-    if observed.volume != VolumeSeen::Ready || disturbs || record.key.role().is_derived() {
+    if observed.volume != VolumeSeen::Ready || past.damage.is_some() || disturbs || record.key.role().is_derived() {
         return Upkeep::NONE;
     }
     if demand.snapshot {

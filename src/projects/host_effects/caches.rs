@@ -1,0 +1,170 @@
+//! What is done to a cache as a whole: cloning it, going back, trying a snapshot out.
+
+use std::time::Duration;
+
+use kiln_domain::cache::history::newest_good;
+use kiln_domain::plan::{Done, Stop, Step};
+use kiln_domain::{Key, ProjectRecord, Role, Settings, SnapshotName, Timestamp, Verdict};
+
+use super::super::reconcile::record_of;
+use super::{EffectError, Effects as _, HostEffects, HostParts, described};
+use crate::host::volumes::{TrashName, VolumeError, sound};
+
+/// A daemon that opens a large cache for the first time reads through it.
+const TRIAL_PATIENCE: Duration = Duration::from_mins(2);
+
+impl HostEffects {
+    /// A copy of what the project's cache holds now; where a running daemon cannot be copied, of its newest good snapshot. A
+    /// project without a cache gives an empty one: its first build is no reason to refuse a pull request.
+    pub(super) async fn clone_volume(&self, record: &ProjectRecord, settings: &Settings) -> Result<Done, EffectError> {
+        let (volumes, parent, own) = (&self.parts.volumes, record.key.project(), described(record));
+        let from = match volumes.fork(&parent, &record.key, &own).await {
+            Ok(_) => format!("what {parent} holds now"),
+            Err(VolumeError::Missing { .. }) => {
+                volumes.create(&record.key, &own, settings.volume_bytes).await?;
+                format!("nothing: {parent} has no cache yet")
+            }
+            Err(busy @ VolumeError::Busy { .. }) => {
+                let snapshots = volumes.snapshots(&parent).await?;
+                let Some(good) = newest_good(&snapshots) else { return Err(busy.into()) };
+                volumes.clone_snapshot(&parent, good.name, &record.key, &own).await?;
+                format!("{parent}@{}, because its daemon is at work", good.name)
+            }
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Done::Cloned { from })
+    }
+
+    /// `None`: there was none.
+    pub(super) async fn discard_cache(&self, key: &Key) -> Result<Option<TrashName>, EffectError> {
+        match self.parts.volumes.discard(key).await {
+            Ok(name) => Ok(Some(name)),
+            Err(VolumeError::Missing { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub(super) async fn destroy_volume(&self, key: &Key) -> Result<(), EffectError> {
+        if let Some(name) = self.discard_cache(key).await? {
+            self.parts.volumes.purge(&name).await?;
+        }
+        // One that was cut off between the two.
+        for entry in self.parts.volumes.trash().await? {
+            if entry.name.key() == key && key.role().is_derived() {
+                self.parts.volumes.purge(&entry.name).await?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn rollback(&self, record: &ProjectRecord, to: SnapshotName) -> Result<(), EffectError> {
+        self.parts.volumes.rollback(&record.key, to).await?;
+        // The settings beside the cache are today's, whatever the cache is.
+        self.describe(record).await
+    }
+
+    /// None is taken of what is as it was.
+    pub(super) async fn take_snapshot(&self, record: &ProjectRecord) -> Result<Done, EffectError> {
+        let (volumes, key) = (&self.parts.volumes, &record.key);
+        let mut snapshots = volumes.snapshots(key).await?;
+        let unchanged = match snapshots.last() {
+            Some(newest) => volumes.written_since(key, newest.name).await? == Some(false),
+            None => false,
+        };
+        if !unchanged {
+            snapshots.push(volumes.snapshot(key).await?);
+        }
+        Ok(Done::Snapshots { all: snapshots, taken: !unchanged })
+    }
+
+    /// Before a daemon is let into a cache: what must not change is as it was in its newest good snapshot.
+    pub(super) async fn check_cache(&self, record: &ProjectRecord) -> Result<(), EffectError> {
+        if record.key.role() != Role::Project {
+            return Ok(());
+        }
+        let (volumes, key) = (&self.parts.volumes, &record.key);
+        let Some(volume) = volumes.get(key).await? else { return Ok(()) };
+        let snapshots = volumes.snapshots(key).await?;
+        let good = match newest_good(&snapshots) {
+            Some(good) => Some(volumes.snapshot_path(key, good.name).await?),
+            None => None,
+        };
+        let checked = tokio::task::spawn_blocking(move || {
+            if let Some(what) = sound::broken_database(&volume.path)? {
+                return Ok(Some(what));
+            }
+            good.map_or(Ok(None), |good| sound::changed_blobs(&volume.path, &good))
+        });
+        match checked.await.map_err(|_| EffectError::Interrupted { what: "a look at a cache" })? {
+            Ok(None) => Ok(()),
+            Ok(Some(what)) => Err(EffectError::Damaged { key: key.clone(), what }),
+            // The daemon will tell.
+            Err(error) => {
+                tracing::debug!(%key, %error, "its cache could not be looked at before the start");
+                Ok(())
+            }
+        }
+    }
+
+    /// One daemon more, for as long as it takes to answer.
+    pub(super) async fn try_snapshot(
+        &self,
+        record: &ProjectRecord,
+        settings: &Settings,
+        snapshot: SnapshotName,
+    ) -> Result<Verdict, EffectError> {
+        let Some(address) = self.config.trial_address else { return Ok(Verdict::Unchecked) };
+        let trial = ProjectRecord { key: record.key.trial(), address, ..record.clone() };
+        self.clear_trial(&trial, settings).await?;
+        self.parts.volumes.clone_snapshot(&record.key, snapshot, &trial.key, &described(&trial)).await?;
+        let tried = tokio::time::timeout(TRIAL_PATIENCE, self.open_clone(&trial, settings)).await;
+        let cleared = self.clear_trial(&trial, settings).await;
+        let verdict = match tried {
+            Ok(Ok(())) => Verdict::Good,
+            Ok(Err(error)) if error.damage().is_some() => {
+                tracing::warn!(key = %record.key, %snapshot, %error, "a snapshot is damaged");
+                Verdict::Bad
+            }
+            Ok(Err(error)) => return Err(error),
+            Err(_) => return Err(EffectError::TimedOut { step: "try a snapshot out", after: TRIAL_PATIENCE }),
+        };
+        cleared.map(|()| verdict)
+    }
+
+    async fn open_clone(&self, trial: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
+        let volume = self.parts.volumes.get(&trial.key).await?.map(|volume| volume.path).unwrap_or_default();
+        let broken = tokio::task::spawn_blocking(move || sound::broken_database(&volume)).await;
+        if let Ok(Ok(Some(what))) = broken {
+            return Err(EffectError::Damaged { key: trial.key.clone(), what });
+        }
+        for step in [Step::WriteFiles, Step::CreateInstance, Step::StartInstance, Step::AwaitServing] {
+            self.perform(step, trial, settings).await?;
+        }
+        // It reads what it has of every record.
+        self.settle(trial).await;
+        Ok(())
+    }
+
+    /// Nobody builds there, so nothing is drained.
+    async fn clear_trial(&self, trial: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
+        for step in [Step::StopInstance(Stop::Force), Step::DestroyInstance, Step::DestroyVolume] {
+            self.perform(step, trial, settings).await?;
+        }
+        self.forget(&trial.key).await
+    }
+
+    pub(super) async fn sweep(&self) -> Result<(), EffectError> {
+        let HostParts { runtime, volumes, .. } = &self.parts;
+        let is_trial = |key: &Option<Key>| key.as_ref().is_some_and(|key| key.role() == Role::Trial);
+        for found in runtime.found().await?.into_iter().filter(|found| is_trial(&found.key)) {
+            let Ok(trial) = record_of(&found.properties, Timestamp::EPOCH) else { continue };
+            self.clear_trial(&trial, &Settings::default()).await?;
+        }
+        for found in volumes.found().await?.into_iter().filter(|found| is_trial(&found.key)) {
+            if let Some(key) = found.key {
+                self.destroy_volume(&key).await?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,107 @@
+//! Snapshots are tried out before they count as good: one at a time on the whole host, when it has nothing more urgent to do.
+//!
+//! A daemon opens a clone of the snapshot, under a key of its own that no project has, and everything is taken away again. Until then
+//! a snapshot is there and unchecked; one that was not tried because Kiln was stopped meanwhile stays so, and the next one is
+//! tried.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use kiln_domain::cache::history::newest_good;
+use kiln_domain::{Key, SnapshotName, Verdict};
+use tokio::sync::Notify;
+
+use super::effects::EffectError;
+use super::handle::Projects;
+use super::messages::Message;
+
+/// More are not remembered: the oldest is the least worth it.
+const QUEUE: usize = 256;
+
+/// A start that is waited for goes before.
+const CALM: Duration = Duration::from_secs(2);
+
+/// Whatever is wrong with the host is not over at once.
+const SWEEP_AGAIN: Duration = Duration::from_mins(1);
+
+/// Longer than a trial gives itself, with what it takes to clear it away.
+const PATIENCE: Duration = Duration::from_mins(5);
+
+/// What is to be tried out.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Trials(Arc<Waiting>);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    queue: Mutex<VecDeque<(Key, SnapshotName)>>,
+    asked: Notify,
+}
+
+impl Trials {
+    /// Of one cache the newest snapshot is the one worth knowing.
+    pub(super) fn ask(&self, key: &Key, snapshot: SnapshotName) {
+        let mut queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.retain(|(waiting, _)| waiting != key);
+        if queue.len() >= QUEUE {
+            queue.pop_front();
+        }
+        queue.push_back((key.clone(), snapshot));
+        drop(queue);
+        self.0.asked.notify_one();
+    }
+
+    async fn next(&self) -> (Key, SnapshotName) {
+        loop {
+            let next = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            if let Some(next) = next {
+                return next;
+            }
+            self.0.asked.notified().await;
+        }
+    }
+}
+
+impl Projects {
+    pub(super) async fn try_snapshots_out(&self) {
+        self.sweep_trials().await;
+        loop {
+            let (key, snapshot) = self.shared.trials.next().await;
+            while self.shared.admission.is_busy() {
+                tokio::time::sleep(CALM).await;
+            }
+            let tried = tokio::time::timeout(PATIENCE, self.try_out(&key, snapshot)).await;
+            let late = EffectError::TimedOut { step: "try a snapshot out", after: PATIENCE };
+            if let Err(error) = tried.unwrap_or(Err(late)) {
+                tracing::warn!(%key, %snapshot, %error, "a snapshot could not be tried out; it stays unchecked");
+                self.sweep_trials().await;
+            }
+        }
+    }
+
+    async fn try_out(&self, key: &Key, snapshot: SnapshotName) -> Result<(), EffectError> {
+        let effects = &self.shared.effects;
+        // It may be gone with its project.
+        let Ok(Some(record)) = self.shared.store.project(key).await else { return Ok(()) };
+        let settings = self.shared.settings(&record);
+        let verdict = effects.try_out(&record, &settings, snapshot).await?;
+        effects.judge(key, snapshot, verdict).await?;
+        // One that sleeps reads it when it has to.
+        if let Some(worker) = self.registry.get(key) {
+            let _ = worker.mailbox.send(Message::Judged { snapshot, verdict }).await;
+        } else if verdict == Verdict::Bad {
+            self.note("snapshot-bad", format!("{key}@{snapshot} is no good: no daemon can open it"));
+        }
+        let good = newest_good(&effects.snapshots(key).await?).map(|good| good.name);
+        tracing::debug!(%key, %snapshot, verdict = verdict.name(), ?good, "a snapshot was tried out");
+        Ok(())
+    }
+
+    /// Until nothing is left of a trial that was cut off.
+    async fn sweep_trials(&self) {
+        while let Err(error) = self.shared.effects.sweep_trials().await {
+            tracing::debug!(%error, "what an earlier trial has left could not be removed; trying again");
+            tokio::time::sleep(SWEEP_AGAIN).await;
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The past of a cache: what is told of its snapshots, and what a way back changes.
+
+use std::time::Duration;
+
+use kiln_domain::plan::StopWish;
+use kiln_domain::{Phase, Snapshot, SnapshotName, Step};
+
+use super::super::effects::EffectError;
+use super::super::messages::StopRefusal;
+use super::{Occasion, Worker};
+
+/// Before anything about the past is tried again that failed.
+const UPKEEP_AGAIN: Duration = Duration::from_mins(5);
+
+impl Worker {
+    pub(super) fn note_snapshots(&mut self, step: Step, all: &[Snapshot], taken: bool) {
+        self.snapshots = Some(all.to_vec());
+        if step != Step::TakeSnapshot {
+            return;
+        }
+        self.record.cache.snapshot = Some(self.now());
+        let newest = all.last().copied();
+        let event = newest.filter(|_| taken).map(|newest| {
+            self.shared.trials.ask(&self.key, newest.name);
+            self.event("snapshot", format!("{} was taken", newest.name))
+        });
+        drop(self.shared.store.save_project(&self.record, event));
+        for asker in self.snapshot_askers.drain(..) {
+            drop(asker.send(Ok(newest)));
+        }
+    }
+
+    pub(super) fn note_destroyed(&mut self, name: SnapshotName) {
+        if let Some(known) = &mut self.snapshots {
+            known.retain(|snapshot| snapshot.name != name);
+        }
+    }
+
+    /// The past is another now.
+    pub(super) fn note_rollback(&mut self, to: SnapshotName) {
+        self.snapshots = None;
+        let text = match self.damage.take() {
+            Some(damage) => {
+                self.record.cache.rescued = Some(self.now());
+                self.shared.metrics.daemon_at_fault(crate::metrics::Fault::CacheDamaged);
+                tracing::error!(key = %self.key, %to, damage, "its cache was damaged and has gone back to a snapshot");
+                format!("its cache was damaged ({damage}) and has gone back to {to}; the damaged one is in the trash")
+            }
+            None => format!("its cache has gone back to {to}; what it was is in the trash"),
+        };
+        drop(self.shared.store.save_project(&self.record, Some(self.event("rollback", text))));
+        self.answer_wishes(|wish| matches!(wish, StopWish::Rollback(wanted) if wanted == to), &Ok(()));
+        // What the daemon was told of its cache may not be so any more.
+        self.something_happened(Occasion::Event);
+    }
+
+    pub(super) fn note_emptied(&mut self, step: Step) {
+        (self.snapshots, self.damage) = (None, None);
+        self.record.cache = kiln_domain::project::CacheNotes::default();
+        if self.record.phase != Phase::Removing {
+            let (kind, text) = match step {
+                Step::DiscardCache => ("reset", "its next build begins with an empty cache; what it was is in the trash"),
+                _ => ("evicted", "its cache was freed to make room; its next build begins with an empty one"),
+            };
+            drop(self.shared.store.save_project(&self.record, Some(self.event(kind, text.to_owned()))));
+        }
+    }
+
+    /// Nothing of the daemon is different for it.
+    pub(super) fn note_failed_upkeep(&mut self, step: Step, error: &EffectError) {
+        let reason = error.in_words();
+        tracing::warn!(key = %self.key, %reason, "could not {}", step.name());
+        self.upkeep_paused_until = Some(self.now().plus(UPKEEP_AGAIN));
+        self.log_event(self.event("upkeep-failed", format!("could not {}: {reason}", step.name())));
+        self.answer_snapshot_askers(&Self::failed_wish(error, step));
+        if self.damage.is_some() {
+            // Without a list there is nothing to go back to.
+            self.snapshots = Some(Vec::new());
+        }
+    }
+
+    /// Whoever asked is told, and everything stays as it was.
+    pub(super) fn note_failed_wish(&mut self, step: Step, error: &EffectError) {
+        let refusal = Self::failed_wish(error, step);
+        tracing::warn!(key = %self.key, reason = error.in_words(), "could not {}", step.name());
+        self.log_event(self.event("failed", format!("could not {}: {}", step.name(), error.in_words())));
+        self.setbacks = self.setbacks.and_another(self.now());
+        self.answer_stoppers(&Err(refusal));
+        self.something_happened(Occasion::Event);
+        self.look_again = self.setbacks.pause_ends(self.now());
+    }
+
+    /// True: a way back may help, and whoever waits for the daemon waits on.
+    pub(super) fn note_damage(&mut self, error: &EffectError) -> bool {
+        let Some(damage) = error.damage() else { return false };
+        let already = self.damage.replace(damage.clone()).is_some();
+        if !already {
+            tracing::error!(key = %self.key, damage, "no daemon can open its cache");
+            self.log_event(self.event("cache-damaged", error.in_words()));
+            self.observed = None;
+            self.look = None;
+        }
+        !already
+    }
+
+    pub(super) fn refuse_snapshot_askers(&mut self, why: &str) {
+        self.answer_snapshot_askers(&StopRefusal::Failed { text: why.to_owned(), retryable: false });
+    }
+
+    fn answer_snapshot_askers(&mut self, refusal: &StopRefusal) {
+        for asker in self.snapshot_askers.drain(..) {
+            drop(asker.send(Err(refusal.clone())));
+        }
+    }
+
+    fn answer_wishes(&mut self, is_met: impl Fn(StopWish) -> bool, answer: &Result<(), StopRefusal>) {
+        for stopper in std::mem::take(&mut self.stoppers) {
+            if is_met(stopper.wish) {
+                drop(stopper.reply.send(answer.clone()));
+            } else {
+                self.stoppers.push(stopper);
+            }
+        }
+    }
+
+    fn failed_wish(error: &EffectError, step: Step) -> StopRefusal {
+        let text = format!("could not {}: {}", step.name(), error.in_words());
+        if error.is_no_room() {
+            StopRefusal::NoRoom(text)
+        } else {
+            StopRefusal::Failed { text, retryable: error.is_retryable() }
+        }
+    }
+}
