@@ -96,9 +96,9 @@ impl Heart for Bounded {
         within(after, "the project to answer, and its lease to be written", self.heart.route(spec, options)).await
     }
 
-    async fn prewarm(&self, spec: BuildSpec, untrusted: bool) -> Result<RouteResponse, RouteError> {
+    async fn prewarm(&self, spec: BuildSpec, caller: &Caller) -> Result<RouteResponse, RouteError> {
         let after = self.route_wait + ROUTE_MARGIN;
-        within(after, "the project to answer", self.heart.prewarm(spec, untrusted)).await
+        within(after, "the project to answer", self.heart.prewarm(spec, caller)).await
     }
 
     async fn complete(&self, key: &Key, token: &LeaseToken) -> Result<bool, CompleteError> {

@@ -8,7 +8,7 @@ use kiln_domain::{BuildSpec, Key, LeaseToken, Tier};
 use kiln_wire::{Change, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
 use thiserror::Error;
 
-pub use crate::projects::RouteOptions;
+pub use crate::projects::{Caller, RouteOptions};
 
 /// An answer on its way to the client. Dropped without [`Routed::delivered`], it releases the lease that was made for
 /// it: nobody will ever know the token (C1, F2 of the reference's failure modes). A lease that was resumed stays, because
@@ -29,7 +29,7 @@ pub trait Heart: Send + Sync + 'static {
     async fn route(&self, spec: BuildSpec, options: RouteOptions) -> Result<Box<dyn Routed>, RouteError>;
 
     /// Begins to wake or make the daemon and does not wait for it; no lease.
-    async fn prewarm(&self, spec: BuildSpec, untrusted: bool) -> Result<RouteResponse, RouteError>;
+    async fn prewarm(&self, spec: BuildSpec, caller: &Caller) -> Result<RouteResponse, RouteError>;
 
     /// Releases one lease. False: the project has none with this token.
     async fn complete(&self, key: &Key, token: &LeaseToken) -> Result<bool, CompleteError>;
@@ -104,9 +104,15 @@ const A_START: Duration = Duration::from_secs(5);
 /// lines: as long as nobody is told apart, whoever may ask at all may read those (K9).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RouteError {
+    /// Nothing that can be asked for.
+    #[error("{0}")]
+    Malformed(String),
     /// Not this build, now or later.
     #[error("{0}")]
     Refused(String),
+    /// A project may have so many at a time, and so may the host.
+    #[error("{0}")]
+    TooManyForks(String),
     /// K1: the key belongs to somebody else.
     #[error("{0}")]
     OtherIdentity(String),
@@ -136,6 +142,7 @@ pub enum RouteError {
 impl RouteError {
     pub const fn status(&self) -> StatusCode {
         match self {
+            Self::Malformed(_) => StatusCode::BAD_REQUEST,
             Self::Refused(_) | Self::OtherIdentity(_) => StatusCode::FORBIDDEN,
             Self::Gone => StatusCode::GONE,
             Self::Ensure(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -143,7 +150,7 @@ impl RouteError {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             Self::NotReady(_) => StatusCode::GATEWAY_TIMEOUT,
-            Self::TooManyLeases { .. } | Self::Busy => StatusCode::TOO_MANY_REQUESTS,
+            Self::TooManyLeases { .. } | Self::TooManyForks(_) | Self::Busy => StatusCode::TOO_MANY_REQUESTS,
         }
     }
 
@@ -152,8 +159,9 @@ impl RouteError {
         match self {
             Self::Unavailable { retry_after, .. } | Self::NotAdmitted { retry_after, .. } => Some(*retry_after),
             Self::Busy | Self::Queued { .. } => Some(A_MOMENT),
-            Self::NotReady(_) | Self::TooManyLeases { .. } => Some(A_START),
-            Self::Refused(_) | Self::OtherIdentity(_) | Self::Gone | Self::Ensure(_) => None,
+            Self::NotReady(_) | Self::TooManyLeases { .. } | Self::TooManyForks(_) => Some(A_START),
+            Self::Malformed(_)
+            | Self::Refused(_) | Self::OtherIdentity(_) | Self::Gone | Self::Ensure(_) => None,
         }
     }
 }
@@ -222,6 +230,9 @@ pub enum VerbError {
     /// Of an orphan or of something in the trash.
     #[error("there is no {what} {name:?}: {remedy}")]
     NotThere { what: &'static str, name: String, remedy: &'static str },
+    /// A cache that cannot go back to where it should.
+    #[error("{why}: {remedy}")]
+    NoSnapshot { why: String, remedy: String, },
     /// Asked for what cannot be, now or later: out of range, or contradicting what else there is.
     #[error("{0}")]
     Impossible(String),
@@ -243,7 +254,7 @@ pub enum VerbError {
 impl VerbError {
     pub const fn status(&self) -> StatusCode {
         match self {
-            Self::NoProject(_) | Self::NotThere { .. } => StatusCode::NOT_FOUND,
+            Self::NoProject(_) | Self::NotThere { .. } | Self::NoSnapshot { .. } => StatusCode::NOT_FOUND,
             Self::Impossible(_) => StatusCode::BAD_REQUEST,
             Self::Busy { .. } | Self::Taken(_) => StatusCode::CONFLICT,
             Self::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,

@@ -8,7 +8,7 @@ use kiln_domain::{BuildSpec, Key, LeaseToken, Settings, Timestamp};
 use kiln_wire::{Check, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
 
 use super::events::to_view;
-use super::heart::{CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
+use super::heart::{Caller, CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
 use crate::causes::{in_one_line, is_no_room};
 use crate::clock::rfc3339;
 use crate::host;
@@ -40,8 +40,8 @@ impl Heart for Projects {
         Ok(Box::new(Projects::route(self, spec, options).await?))
     }
 
-    async fn prewarm(&self, spec: BuildSpec, untrusted: bool) -> Result<RouteResponse, RouteError> {
-        Ok(Projects::prewarm(self, spec, untrusted).await?)
+    async fn prewarm(&self, spec: BuildSpec, caller: &Caller) -> Result<RouteResponse, RouteError> {
+        Ok(Projects::prewarm(self, spec, caller).await?)
     }
 
     async fn complete(&self, key: &Key, token: &LeaseToken) -> Result<bool, CompleteError> {
@@ -202,6 +202,10 @@ impl From<projects::VerbError> for VerbError {
             Verb::Unknown(key) => Self::NoProject(key),
             Verb::Busy { key, need } => Self::Busy { key, need },
             Verb::Bad(error) => Self::Impossible(error.to_string()),
+            Verb::NoSnapshot { ref key, .. } => Self::NoSnapshot {
+                why: error.to_string(),
+                remedy: format!("`kiln cache log {key}` lists them"),
+            },
             Verb::NoRoom(why) => Self::Unavailable { why, retry_after: AFTER_A_REPAIR },
             Verb::Failed { text, retryable: true } => Self::Unavailable { why: text, retry_after: SOON },
             Verb::Failed { text, retryable: false } => Self::Failed(text),
@@ -245,6 +249,8 @@ impl From<projects::RouteError> for RouteError {
         use projects::RouteError as Route;
         match error {
             Route::Untrusted(_) => Self::Refused(error.to_string()),
+            Route::PullRequest(_) => Self::Malformed(error.to_string()),
+            Route::TooManyForks { text } => Self::TooManyForks(text),
             Route::OtherIdentity { text } => Self::OtherIdentity(text),
             Route::Store(error) => error.into(),
             Route::TooManyLeases { key, live, limit } => Self::TooManyLeases { key, live, limit },

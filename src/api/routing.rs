@@ -17,12 +17,15 @@ use super::Api;
 use super::answers::{PlainError, with_retry_after};
 use super::body::read;
 use super::delivery::Delivery;
-use super::heart::{RouteError, RouteOptions, Routed};
+use super::heart::{Caller, RouteError, RouteOptions, Routed};
 use super::prefer::{self, APPLIED, Wait, Waiting};
 use crate::metrics::{Metrics, Outcome};
 
 /// The reference's limit on a key in `/complete`, in bytes.
 const MAX_KEY_BYTES: usize = 64;
+
+/// Longer than what git's own tools make.
+const MAX_BRANCH_BYTES: usize = 256;
 
 /// Between two polls of a route that is not ready.
 const POLL: std::time::Duration = std::time::Duration::from_secs(1);
@@ -62,7 +65,7 @@ pub(super) async fn route(
     let Query(query) = query.map_err(|error| PlainError::bad_request(error.body_text()))?;
     let Wait { span, applied } =
         prefer::read(&query, &headers, api.settings.route_wait).map_err(PlainError::bad_request)?;
-    let options = RouteOptions { untrusted: request.untrusted, credential: request.credential, wait: span, resume };
+    let options = RouteOptions { caller: caller_of(&request)?, credential: request.credential, wait: span, resume };
     let mut watch = Watch::begin(api.metrics.clone());
     let routed = api.heart.route(spec, options).await.inspect_err(|error| watch.end(outcome_of(error)))?;
     let mut answer = answer(routed, &api.metrics, &mut watch);
@@ -109,14 +112,14 @@ impl Drop for Watch {
 
 const fn outcome_of(error: &RouteError) -> Outcome {
     match error {
-        RouteError::Refused(_) | RouteError::OtherIdentity(_) => Outcome::Refused,
+        RouteError::Malformed(_) | RouteError::Refused(_) | RouteError::OtherIdentity(_) => Outcome::Refused,
         RouteError::Gone => Outcome::Gone,
         RouteError::Ensure(_) => Outcome::Failed,
         RouteError::Unavailable { .. } | RouteError::Queued { .. } | RouteError::NotAdmitted { .. } => {
             Outcome::Unavailable
         }
         RouteError::NotReady(_) => Outcome::NotReady,
-        RouteError::TooManyLeases { .. } | RouteError::Busy => Outcome::TooMany,
+        RouteError::TooManyLeases { .. } | RouteError::TooManyForks(_) | RouteError::Busy => Outcome::TooMany,
     }
 }
 
@@ -142,7 +145,7 @@ pub(super) async fn prewarm(
     if request.build_id.is_some() {
         return Err(PlainError::bad_request("buildId is for /route: a prewarm has no lease to go on with"));
     }
-    let response = api.heart.prewarm(spec, request.untrusted).await?;
+    let response = api.heart.prewarm(spec, &caller_of(&request)?).await?;
     Ok((StatusCode::ACCEPTED, Json(response)))
 }
 
@@ -181,6 +184,18 @@ pub(super) async fn complete(State(api): State<Api>, body: Body) -> Result<Statu
 
 fn spec_of(request: &RouteRequest) -> Result<BuildSpec, PlainError> {
     request.spec().map_err(|error| PlainError::bad_request(error.to_string()))
+}
+
+/// A pull request of a trusted build would be ignored, and whoever sends one believes the contrary.
+fn caller_of(request: &RouteRequest) -> Result<Caller, PlainError> {
+    let RouteRequest { untrusted, pull_request, branch, .. } = request;
+    if pull_request.is_some() && !untrusted {
+        return Err(PlainError::bad_request("pullRequest is for untrusted builds: send untrusted: true with it"));
+    }
+    if branch.as_ref().is_some_and(|branch| branch.len() > MAX_BRANCH_BYTES) {
+        return Err(PlainError::bad_request(format!("branch is too long: at most {MAX_BRANCH_BYTES} bytes are accepted")));
+    }
+    Ok(Caller { untrusted: *untrusted, pull_request: pull_request.clone(), branch: branch.clone() })
 }
 
 fn token(text: &str) -> Result<LeaseToken, PlainError> {

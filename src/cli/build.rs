@@ -91,7 +91,7 @@ pub(super) fn request_of(spec: &BuildSpec, untrusted: bool, credential: bool) ->
         arch: spec.arch.as_str().to_owned(),
         untrusted,
         credential,
-        build_id: None,
+        ..RouteRequest::default()
     }
 }
 

@@ -30,7 +30,7 @@ use crate::host::volumes::{self, BtrfsEngine, DirEngine, VolumeEngine, VolumeErr
 use crate::host::{Runtime, RuntimeError};
 use crate::pki::{Pki, PkiError};
 use crate::projects::{
-    Addressing, DaemonPaths, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects, ProjectsConfig,
+    Addressing, DaemonPaths, ForkBounds, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects, ProjectsConfig,
     ReconcileError, StepDeadlines,
 };
 use crate::store::{NewEvent, OpenError, Opened, Retention, Store, StoreError};
@@ -169,6 +169,7 @@ fn effects_config(config: &Config, paths: DaemonPaths) -> HostEffectsConfig {
     HostEffectsConfig {
         domains: config.gateway.domains.clone(),
         daemon_port: config.buildkit.port,
+        trial_address: config.addresses().hosts().with_one_aside().1,
         shared_file_system: file_system_size(&config.volumes_path()),
         nameservers: config.buildkit.nameservers.iter().copied().map(IpAddr::V4).collect(),
         paths,
@@ -194,7 +195,7 @@ fn projects_config(config: &Config) -> Result<ProjectsConfig, StartError> {
         trash_kept: config.policy.trash_kept,
         host_size: HostSize { without_limits: config.runtime.kind == RuntimeKind::Process, ..host_size() },
         deadlines: deadlines(config),
-        addresses: config.addresses().hosts(),
+        addresses: config.addresses().hosts().with_one_aside().0,
         addressing: Addressing {
             domain: config.gateway.domains[0].clone(),
             gateway_address: (!config.gateway.resolvable).then(|| gateway.to_string()),
@@ -204,10 +205,11 @@ fn projects_config(config: &Config) -> Result<ProjectsConfig, StartError> {
         daemon_port: config.buildkit.port,
         route_wait: config.api.route_wait,
         connect_wait: Limits::default().wake.saturating_sub(SAY_WHY),
-        untrusted: Err(match config.runtime.kind {
-            RuntimeKind::Process => "the process runtime cannot keep them apart from the host".to_owned(),
-            RuntimeKind::Incus => "this version has no isolated forks yet".to_owned(),
-        }),
+        forks: ForkBounds::default(),
+        untrusted: match config.runtime.kind {
+            RuntimeKind::Process => Err("the process runtime cannot keep them apart from the host".to_owned()),
+            RuntimeKind::Incus => Ok(()),
+        },
     })
 }
 
@@ -236,6 +238,7 @@ fn policy(config: &Config) -> Policy {
         },
         roll_held: policy.roll_held,
         max_leases: policy.max_leases,
+        ..Policy::default()
     }
 }
 

@@ -90,13 +90,28 @@ impl Default for ForkBounds {
     }
 }
 
-/// What a build asks for besides its identity.
+/// Who asks, as far as it decides on the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct RouteOptions {
+pub struct Caller {
     /// It runs code that nobody has reviewed.
     pub untrusted: bool,
     /// What names the pull request of an untrusted build for its forge; each has a fork of its own.
     pub pull_request: Option<String>,
+    /// Where a project has several daemons, a branch goes where it went before.
+    pub branch: Option<String>,
+}
+
+impl Caller {
+    /// Of code that nobody has reviewed, and that does not say whose it is.
+    pub fn untrusted() -> Self {
+        Self { untrusted: true, ..Self::default() }
+    }
+}
+
+/// What a build asks for besides its identity.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RouteOptions {
+    pub caller: Caller,
     /// It wants a credential in the answer.
     pub credential: bool,
     /// How long to wait for a daemon that is not warm, and then to answer with the lease alone. `None`: as long as a
@@ -216,7 +231,7 @@ impl Projects {
     /// A daemon that answers, and a lease on it that is on disk; or, where the caller does not want to wait, the lease
     /// and where the daemon stands.
     pub async fn route(&self, spec: BuildSpec, options: RouteOptions) -> Result<Routed, RouteError> {
-        let identity = self.identity(spec, options.untrusted, options.pull_request.as_deref())?;
+        let identity = self.identity(spec, &options.caller)?;
         let routed = match (options.resume, options.wait) {
             (Some(token), wait) => self.resume(&identity.key, token, wait.unwrap_or(self.config.route_wait)).await?,
             (None, Some(wait)) => self.lease(&identity, wait).await?,
@@ -331,14 +346,9 @@ impl Projects {
     }
 
     /// Brings a project's daemon up without waiting for it, and says whether it is up already.
-    pub async fn prewarm(
-        &self,
-        spec: BuildSpec,
-        untrusted: bool,
-        pull_request: Option<&str>,
-    ) -> Result<RouteResponse, RouteError> {
+    pub async fn prewarm(&self, spec: BuildSpec, caller: &Caller) -> Result<RouteResponse, RouteError> {
         // An untrusted caller has no business with the trusted daemon (W5).
-        let identity = self.identity(spec, untrusted, pull_request)?;
+        let identity = self.identity(spec, caller)?;
         for _ in 0..TRIES {
             let worker = self.worker(&identity).await?;
             let (reply, answer) = oneshot::channel();
@@ -471,10 +481,10 @@ impl Projects {
     }
 
     /// Whose daemon it is that a build asks for (K7).
-    fn identity(&self, spec: BuildSpec, untrusted: bool, pull_request: Option<&str>) -> Result<Identity, RouteError> {
-        self.check_lane(untrusted)?;
-        Ok(match pull_request {
-            _ if !untrusted => Identity::project(spec),
+    fn identity(&self, spec: BuildSpec, caller: &Caller) -> Result<Identity, RouteError> {
+        self.check_lane(caller.untrusted)?;
+        Ok(match &caller.pull_request {
+            _ if !caller.untrusted => Identity::project(spec),
             None => Identity::fork(spec),
             Some(name) => Identity::pull_request(spec, name)?,
         })

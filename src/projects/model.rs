@@ -9,11 +9,11 @@ use async_trait::async_trait;
 use kiln_domain::admission::HostLoad;
 use kiln_domain::health::Probed;
 use kiln_domain::plan::{Done, InstanceSeen, Observed, Step};
-use kiln_domain::{Key, ProjectRecord, Settings};
+use kiln_domain::{Key, ProjectRecord, Settings, Snapshot, SnapshotName, Timestamp, Verdict};
 use tokio::sync::{Semaphore, broadcast};
 
 use super::effects::{EffectError, Effects, Survey};
-use crate::host::volumes::{FoundVolume, TrashName, Trashed, VolumeError};
+use crate::host::volumes::{FoundVolume, TrashName, Trashed, Usage, VolumeError};
 use crate::host::{InstanceEvent, Properties, RuntimeError};
 
 /// What the model should do instead of obeying.
@@ -48,9 +48,38 @@ struct Host {
     load: HostLoad,
     /// What a look through the whole host finds.
     found: Survey,
+    /// Whether snapshots cost nothing; they do until a test says otherwise.
+    cheap: bool,
+    snapshots: HashMap<Key, Vec<Snapshot>>,
+    /// Whose caches no daemon opens, and what it says.
+    damaged: HashMap<Key, String>,
+    /// What a trial finds.
+    verdict: Verdict,
 }
 
 impl Host {
+    fn note_past(&mut self, step: Step, key: &Key) {
+        match step {
+            Step::TakeSnapshot => {
+                let all = self.snapshots.entry(key.clone()).or_default();
+                let name = SnapshotName::new(all.last().map_or(1, |newest| newest.name.sequence() + 1));
+                all.push(Snapshot { name, taken: Timestamp::EPOCH, verdict: Verdict::Unchecked, bytes: None });
+            }
+            Step::DestroySnapshot(name) => {
+                self.snapshots.entry(key.clone()).or_default().retain(|known| known.name != name);
+            }
+            Step::Rollback(to) => {
+                self.snapshots.entry(key.clone()).or_default().retain(|known| known.name <= to);
+                self.damaged.remove(key);
+            }
+            Step::Discard | Step::DiscardCache | Step::DestroyVolume => {
+                self.snapshots.remove(key);
+                self.damaged.remove(key);
+            }
+            _ => {}
+        }
+    }
+
     fn can_be_seen(&self) -> Result<(), EffectError> {
         if self.mood == Mood::Blind {
             let (runtime, why) = ("model", "the model says so".into());
@@ -82,6 +111,10 @@ impl Default for ModelEffects {
             stuck: None,
             load: HostLoad::default(),
             found: Survey::default(),
+            cheap: false,
+            snapshots: HashMap::new(),
+            damaged: HashMap::new(),
+            verdict: Verdict::Good,
         };
         Self {
             host: Mutex::new(host),
@@ -145,6 +178,25 @@ impl ModelEffects {
 
     pub fn set_found(&self, found: Survey) {
         self.host().found = found;
+    }
+
+    /// From now on snapshots cost nothing.
+    pub fn set_cheap(&self) {
+        self.host().cheap = true;
+    }
+
+    /// What trials find from now on.
+    pub fn set_verdict(&self, verdict: Verdict) {
+        self.host().verdict = verdict;
+    }
+
+    /// No daemon opens the cache any more, until it goes back or begins anew.
+    pub fn damage(&self, key: &Key, says: &str) {
+        self.host().damaged.insert(key.clone(), says.to_owned());
+    }
+
+    pub fn snapshots_of(&self, key: &Key) -> Vec<Snapshot> {
+        self.host().snapshots.get(key).cloned().unwrap_or_default()
     }
 
     /// The instance is not as it would be made today.
@@ -224,6 +276,40 @@ impl Effects for ModelEffects {
         Ok(())
     }
 
+    fn snapshots_are_cheap(&self) -> bool {
+        self.host().cheap
+    }
+
+    async fn snapshots(&self, key: &Key) -> Result<Vec<Snapshot>, EffectError> {
+        Ok(self.snapshots_of(key))
+    }
+
+    async fn try_out(
+        &self,
+        _record: &ProjectRecord,
+        _settings: &Settings,
+        _snapshot: SnapshotName,
+    ) -> Result<Verdict, EffectError> {
+        Ok(self.host().verdict)
+    }
+
+    async fn judge(&self, key: &Key, snapshot: SnapshotName, verdict: Verdict) -> Result<(), EffectError> {
+        let mut host = self.host();
+        let known = host.snapshots.get_mut(key).and_then(|all| all.iter_mut().find(|known| known.name == snapshot));
+        if let Some(known) = known {
+            known.verdict = verdict;
+        }
+        Ok(())
+    }
+
+    async fn sweep_trials(&self) -> Result<(), EffectError> {
+        Ok(())
+    }
+
+    async fn usage(&self, _key: &Key) -> Result<Option<Usage>, EffectError> {
+        Ok(None)
+    }
+
     async fn load(&self) -> HostLoad {
         self.host().load
     }
@@ -293,7 +379,11 @@ impl ModelEffects {
         if host.mood == Mood::Full(step) {
             return Err(VolumeError::Full { operation: step.name(), name: record.key.to_string() }.into());
         }
+        if let (Step::StartInstance, Some(what)) = (step, host.damaged.get(&record.key)) {
+            return Err(EffectError::Damaged { key: record.key.clone(), what: what.clone() });
+        }
         host.done.push((record.key.clone(), step));
+        host.note_past(step, &record.key);
         let done = match step {
             Step::StartInstance => {
                 host.starts += 1;
@@ -302,6 +392,11 @@ impl ModelEffects {
             Step::Probe => Done::Probed(Probed { answered: !host.hangs, cpu: Some(Duration::ZERO) }),
             Step::CountBuilds if host.hangs => Done::Builds { count: None, cpu: Some(Duration::ZERO) },
             Step::CountBuilds => Done::Builds { count: Some(host.builds), cpu: None },
+            Step::CloneVolume => Done::Cloned { from: format!("what {} holds now", record.key.project()) },
+            Step::ListSnapshots | Step::TakeSnapshot => Done::Snapshots {
+                all: host.snapshots.get(&record.key).cloned().unwrap_or_default(),
+                taken: step == Step::TakeSnapshot,
+            },
             _ => Done::Plain,
         };
         host.seen.entry(record.key.clone()).or_insert(Observed::NOTHING).apply(step, &done);

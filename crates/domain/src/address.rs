@@ -26,6 +26,17 @@ impl AddressPool {
     }
 }
 
+impl AddressPool {
+    /// The addresses of projects, and the one kept for the daemon that tries snapshots out: the last, where there are enough.
+    pub fn with_one_aside(self) -> (Self, Option<Ipv4Addr>) {
+        const ENOUGH: u64 = 4;
+        if self.size() < ENOUGH {
+            return (self, None);
+        }
+        (Self { last: Ipv4Addr::from_bits(self.last.to_bits() - 1), ..self }, Some(self.last))
+    }
+}
+
 impl fmt::Display for AddressPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.first, self.last)
@@ -101,6 +112,14 @@ impl From<AddressRange> for String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_address_is_kept_aside_where_there_are_enough() {
+        let pool = |last: u8| AddressPool { first: Ipv4Addr::new(10, 0, 0, 1), last: Ipv4Addr::new(10, 0, 0, last) };
+        assert_eq!(pool(4).with_one_aside(), (pool(3), Some(Ipv4Addr::new(10, 0, 0, 4))));
+        assert_eq!(pool(3).with_one_aside(), (pool(3), None));
+        assert_eq!(pool(0).with_one_aside(), (pool(0), None));
+    }
 
     #[test]
     fn a_range_has_hosts_between_its_ends() {

@@ -195,17 +195,17 @@ impl Life {
     }
 
     async fn prewarm(self, project: Project) {
-        let work = self.projects.prewarm(self.spec(project), false);
+        let work = self.projects.prewarm(self.spec(project), &Caller::default());
         let Some((request, answer)) = self.ask(Verb::Prewarm, project, None, work).await else { return };
         self.ended(request, good_or(answer.map(drop)));
     }
 
     /// To be refused, whatever it asks for.
     async fn untrusted(self, project: Project) {
-        let options = RouteOptions { untrusted: true, ..RouteOptions::default() };
+        let options = RouteOptions { caller: Caller::untrusted(), ..RouteOptions::default() };
         let work = async {
             let routed = self.projects.route(self.spec(project), options).await.map(drop);
-            routed.and(self.projects.prewarm(self.spec(project), true).await.map(drop))
+            routed.and(self.projects.prewarm(self.spec(project), &Caller::untrusted()).await.map(drop))
         };
         let Some((request, answer)) = self.ask(Verb::Untrusted, project, None, work).await else { return };
         self.ended(request, good_or(answer));

@@ -50,8 +50,7 @@ mod tests {
             target: "t".to_owned(),
             arch: "amd64".to_owned(),
             untrusted: true,
-            credential: false,
-            build_id: None,
+            ..RouteRequest::default()
         };
         assert_eq!(request, Ok(expected));
         assert_eq!(route("{}"), Ok(RouteRequest::default()), "what is missing is for the validation to say");
@@ -131,8 +130,9 @@ mod tests {
         fn what_a_client_writes_a_server_reads(
             repo in any::<String>(), name in any::<String>(), target in any::<String>(), arch in any::<String>(),
             untrusted in any::<bool>(), credential in any::<bool>(), build_id in any::<Option<String>>(),
+            pull_request in any::<Option<String>>(), branch in any::<Option<String>>(),
         ) {
-            let request = RouteRequest { repo, name, target, arch, untrusted, credential, build_id };
+            let request = RouteRequest { repo, name, target, arch, untrusted, pull_request, branch, credential, build_id };
             let body = serde_json::to_vec(&request).expect("serialises");
             prop_assume!(body.len() <= MAX_BODY_BYTES);
             prop_assert_eq!(decode::<RouteRequest>(&body).expect("reads"), request);

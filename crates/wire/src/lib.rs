@@ -49,6 +49,13 @@ pub struct RouteRequest {
     /// The build runs code that nobody has reviewed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub untrusted: bool,
+    /// With `untrusted`: what names the pull request for its forge, such as its number; at most 128 bytes. Each pull request of a
+    /// project has a daemon and a copy of the cache of its own; those without a name share one.
+    #[serde(default, rename = "pullRequest", skip_serializing_if = "Option::is_none")]
+    pub pull_request: Option<String>,
+    /// Where a project has several daemons, builds of one branch go to the same one where possible; at most 256 bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<String>,
     /// Answer with a credential that opens this project's daemon until the build's maximum age.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub credential: bool,
@@ -59,13 +66,15 @@ pub struct RouteRequest {
 
 impl std::fmt::Debug for RouteRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { repo, name, target, arch, untrusted, credential, build_id } = self;
+        let Self { repo, name, target, arch, untrusted, pull_request, branch, credential, build_id } = self;
         f.debug_struct("RouteRequest")
             .field("repo", repo)
             .field("name", name)
             .field("target", target)
             .field("arch", arch)
             .field("untrusted", untrusted)
+            .field("pull_request", pull_request)
+            .field("branch", branch)
             .field("credential", credential)
             .field("build_id", &build_id.as_ref().map(|_| ".."))
             .finish()

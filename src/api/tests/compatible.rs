@@ -25,7 +25,7 @@ async fn a_route_is_answered_in_the_reference_s_words() {
     let routes = server.heart.routes.lock().expect("no panic");
     assert_eq!(routes[0].1, RouteOptions::default());
     assert_eq!(Key::of(&routes[1].0).as_str(), "paff9e28c0942ab63");
-    assert_eq!(routes[1].1, RouteOptions { untrusted: true, credential: true, ..RouteOptions::default() });
+    assert_eq!(routes[1].1, RouteOptions { caller: Caller::untrusted(), credential: true, ..RouteOptions::default() });
 }
 
 #[tokio::test]

@@ -166,9 +166,9 @@ impl Heart for FakeHeart {
         }
     }
 
-    async fn prewarm(&self, spec: BuildSpec, untrusted: bool) -> Result<RouteResponse, RouteError> {
+    async fn prewarm(&self, spec: BuildSpec, caller: &Caller) -> Result<RouteResponse, RouteError> {
         self.may_hang().await;
-        if untrusted {
+        if caller.untrusted {
             return Err(RouteError::Refused("no isolation".to_owned()));
         }
         Ok(self.response(&spec, false))

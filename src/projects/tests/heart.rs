@@ -506,7 +506,7 @@ async fn c13_a_prewarm_calls_a_drain_off() {
         async move { projects.stop(&key(), false).await }
     });
     bench.until("it drains", async |b| b.phase().await == "draining").await;
-    bench.projects.prewarm(spec(), false).await.expect("accepted");
+    bench.projects.prewarm(spec(), &Caller::default()).await.expect("accepted");
     bench.effects.gate.add_permits(100);
     assert!(stopping.await.expect("joined").is_err());
     bench.until("it stays up", async |b| b.phase().await == "warm").await;
@@ -533,7 +533,7 @@ async fn hot_projects_that_must_queue_at_the_start_all_come_up() {
     let config = ProjectsConfig { admission, rules: Rules(vec![rule]), ..config(policy()) };
     let bench = Bench::with_config(ModelEffects::default(), config);
     for number in 0..4 {
-        bench.projects.prewarm(spec_of(number), false).await.expect("accepted");
+        bench.projects.prewarm(spec_of(number), &Caller::default()).await.expect("accepted");
     }
     let up =
         async |bench: &Bench| bench.projects.list().await.expect("listed").iter().filter(|p| p.phase == "warm").count();

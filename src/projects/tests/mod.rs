@@ -454,27 +454,27 @@ async fn a_wake_that_its_client_did_not_wait_for_is_seen_through() {
 #[tokio::test]
 async fn untrusted_builds_are_refused_where_nothing_keeps_them_apart() {
     let bench = Bench::new(ModelEffects::default());
-    let options = RouteOptions { untrusted: true, ..RouteOptions::default() };
+    let options = RouteOptions { caller: Caller::untrusted(), ..RouteOptions::default() };
     let refused = bench.projects.route(spec(), options).await.map(|_| ()).expect_err("refused");
     assert!(refused.to_string().contains("untrusted builds are refused"), "{refused}");
-    assert!(bench.projects.prewarm(spec(), true).await.is_err());
+    assert!(bench.projects.prewarm(spec(), &Caller::untrusted()).await.is_err());
     assert_eq!(bench.phase().await, "none");
 }
 
 #[tokio::test]
 async fn prewarm_starts_it_without_a_lease() {
     let bench = Bench::new(ModelEffects::default());
-    let cold = bench.projects.prewarm(spec(), false).await.expect("accepted");
+    let cold = bench.projects.prewarm(spec(), &Caller::default()).await.expect("accepted");
     assert!(!cold.ready && cold.build_id.is_none());
     bench.until("it is warm", async |b| b.phase().await == "warm").await;
-    assert!(bench.projects.prewarm(spec(), false).await.expect("accepted").ready);
+    assert!(bench.projects.prewarm(spec(), &Caller::default()).await.expect("accepted").ready);
     assert_eq!(bench.leases().await, 0);
 }
 
 #[tokio::test]
 async fn what_was_prewarmed_for_nobody_is_stopped_after_its_window() {
     let bench = Bench::with_window(ModelEffects::default(), Duration::from_millis(50));
-    bench.projects.prewarm(spec(), false).await.expect("accepted");
+    bench.projects.prewarm(spec(), &Caller::default()).await.expect("accepted");
     bench.until("it was started", async |b| b.count(Step::AwaitServing) == 1).await;
     bench.until("its worker has gone", async |b| b.projects.workers() == 0).await;
     assert_eq!(bench.phase().await, "idle");
