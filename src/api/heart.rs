@@ -232,7 +232,7 @@ pub enum VerbError {
     NotThere { what: &'static str, name: String, remedy: &'static str },
     /// A cache that cannot go back to where it should.
     #[error("{why}: {remedy}")]
-    NoSnapshot { why: String, remedy: String, },
+    NoSnapshot { why: String, remedy: String },
     /// Asked for what cannot be, now or later: out of range, or contradicting what else there is.
     #[error("{0}")]
     Impossible(String),
