@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::http::StatusCode;
-use kiln_domain::{BuildSpec, Key, LeaseToken, Tier};
-use kiln_wire::{Change, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
+use kiln_domain::{BuildSpec, Key, LeaseToken, SnapshotName, Tier};
+use kiln_wire::{
+    CacheView, Change, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, SnapshotView, Trashed, Why,
+};
 use thiserror::Error;
 
 pub use crate::projects::{Caller, RouteOptions};
@@ -57,6 +59,22 @@ pub trait Heart: Send + Sync + 'static {
 
     /// Forgets the project; its cache goes to the trash. [`VerbError::Busy`] while a build counts on it.
     async fn remove(&self, key: &Key) -> Result<(), VerbError>;
+
+    /// Looks at the host.
+    async fn cache(&self, key: &Key) -> Result<CacheView, VerbError>;
+
+    /// The newest snapshot, and whether it was taken for this: none is of what did not change.
+    async fn snapshot(&self, key: &Key) -> Result<(SnapshotView, bool), VerbError>;
+
+    /// Puts the cache back to `to`, or to its newest good snapshot, and says to which. What it held goes to the trash.
+    /// [`VerbError::InUse`] while a build counts on the daemon, unless `force` cuts that off.
+    async fn roll_back(&self, key: &Key, to: Option<SnapshotName>, force: bool) -> Result<SnapshotName, VerbError>;
+
+    /// Begins anew with an empty cache; otherwise as [`Heart::roll_back`].
+    async fn reset(&self, key: &Key, force: bool) -> Result<(), VerbError>;
+
+    /// Measures every cache on the host.
+    async fn disk_usage(&self) -> Result<DiskUsage, VerbError>;
 
     /// What has lost its other half. Looks at the host.
     async fn orphans(&self) -> Result<Vec<Orphan>, VerbError>;
@@ -231,7 +249,7 @@ pub enum VerbError {
     #[error("there is no {what} {name:?}: {remedy}")]
     NotThere { what: &'static str, name: String, remedy: &'static str },
     /// A cache that cannot go back to where it should.
-    #[error("{why}: {remedy}")]
+    #[error("{why}; {remedy}")]
     NoSnapshot { why: String, remedy: String },
     /// Asked for what cannot be, now or later: out of range, or contradicting what else there is.
     #[error("{0}")]
@@ -244,6 +262,12 @@ pub enum VerbError {
         "{key} is busy: {need}; `kiln show {key}` lists what counts on it, `kiln stop --force {key}` takes its daemon down all the same"
     )]
     Busy { key: Key, need: String },
+    /// As [`VerbError::Busy`], of a cache that is to be another. To stop its daemon by force would not help: what needs it brings
+    /// it up again.
+    #[error(
+        "{key} is busy: {need}; `kiln show {key}` lists what counts on it, `kiln cache {verb} --force {key}` cuts that off"
+    )]
+    InUse { key: Key, need: String, verb: &'static str },
     /// Not now; the same request may succeed after a while.
     #[error("{why}")]
     Unavailable { why: String, retry_after: Duration },
@@ -256,7 +280,7 @@ impl VerbError {
         match self {
             Self::NoProject(_) | Self::NotThere { .. } | Self::NoSnapshot { .. } => StatusCode::NOT_FOUND,
             Self::Impossible(_) => StatusCode::BAD_REQUEST,
-            Self::Busy { .. } | Self::Taken(_) => StatusCode::CONFLICT,
+            Self::Busy { .. } | Self::InUse { .. } | Self::Taken(_) => StatusCode::CONFLICT,
             Self::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }

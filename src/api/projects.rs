@@ -4,15 +4,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::explain::Explanation;
-use kiln_domain::{BuildSpec, Key, LeaseToken, Settings, Timestamp};
-use kiln_wire::{Check, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
+use kiln_domain::{BuildSpec, Key, LeaseToken, Settings, Snapshot, SnapshotName, Timestamp};
+use kiln_wire::{
+    CacheEntry, CacheView, Check, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, SnapshotView,
+    Storage, Sums, Trashed, UsageView, Why,
+};
 
 use super::events::to_view;
 use super::heart::{Caller, CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
 use crate::causes::{in_one_line, is_no_room};
 use crate::clock::rfc3339;
 use crate::host;
-use crate::projects::{self, Projects};
+use crate::host::volumes::Usage;
+use crate::projects::{self, CacheUsage, Projects};
 use crate::store::StoreError;
 
 /// For what goes away by itself: long enough to help, short enough not to cost a build.
@@ -89,6 +93,38 @@ impl Heart for Projects {
         Ok(Projects::remove(self, key).await?)
     }
 
+    async fn cache(&self, key: &Key) -> Result<CacheView, VerbError> {
+        let (log, usage) = tokio::join!(self.cache_log(key), self.cache_usage(key));
+        let snapshots = log?.iter().map(snapshot_view).collect();
+        Ok(CacheView { key: key.to_string(), snapshots, usage: usage?.usage.as_ref().map(usage_view) })
+    }
+
+    async fn snapshot(&self, key: &Key) -> Result<(SnapshotView, bool), VerbError> {
+        let before = self.cache_log(key).await?;
+        let newest = Projects::snapshot(self, key).await?;
+        let is_new = before.iter().all(|one| one.name != newest.name);
+        Ok((snapshot_view(&newest), is_new))
+    }
+
+    async fn roll_back(&self, key: &Key, to: Option<SnapshotName>, force: bool) -> Result<SnapshotName, VerbError> {
+        self.rollback(key, to, force).await.map_err(|error| in_use(error, "rollback"))
+    }
+
+    async fn reset(&self, key: &Key, force: bool) -> Result<(), VerbError> {
+        Projects::reset(self, key, force).await.map_err(|error| in_use(error, "reset"))
+    }
+
+    async fn disk_usage(&self) -> Result<DiskUsage, VerbError> {
+        let caches: Vec<_> = self.cache_usages().await?.iter().map(cache_entry).collect();
+        // The caches are worth telling without it.
+        let storage = self.fullness().await.unwrap_or_else(|error| {
+            tracing::debug!(%error, "the storage of the caches could not be measured");
+            None
+        });
+        let storage = storage.map(|full| Storage { used: full.bytes_used, total: full.bytes_total });
+        Ok(DiskUsage { sums: Sums::of(&caches), caches, trash: Heart::trash(self).await?, storage })
+    }
+
     async fn orphans(&self) -> Result<Vec<Orphan>, VerbError> {
         Ok(Projects::orphans(self).await?)
     }
@@ -143,6 +179,38 @@ impl Heart for Projects {
             Err(error) => Check::ill("host", in_one_line(&error)),
         };
         Readiness::of(vec![store, host])
+    }
+}
+
+fn snapshot_view(snapshot: &Snapshot) -> SnapshotView {
+    let Snapshot { name, taken, verdict, bytes } = *snapshot;
+    SnapshotView { name: name.to_string(), taken: rfc3339(taken), verdict: verdict.name().to_owned(), bytes }
+}
+
+fn usage_view(usage: &Usage) -> UsageView {
+    let Usage { used, shared, snapshots, size, available, inodes_available } = *usage;
+    UsageView { used, shared, snapshots, size, available, inodes_available }
+}
+
+fn cache_entry(cache: &CacheUsage) -> CacheEntry {
+    let CacheUsage { key, record, usage } = cache;
+    let role = key.role();
+    CacheEntry {
+        key: key.to_string(),
+        role: role.name().to_owned(),
+        project: role.is_derived().then(|| key.project().to_string()),
+        repo: record.as_ref().map(|record| record.spec.repo.to_string()),
+        pull_request: record.as_ref().and_then(|record| record.pull_request.clone()),
+        last_activity: record.as_ref().map(|record| rfc3339(record.last_activity)),
+        usage: usage.as_ref().map(usage_view),
+    }
+}
+
+/// What stops a daemon by force does not free its cache.
+fn in_use(error: projects::VerbError, verb: &'static str) -> VerbError {
+    match error {
+        projects::VerbError::Busy { key, need } => VerbError::InUse { key, need, verb },
+        error => error.into(),
     }
 }
 
@@ -202,10 +270,13 @@ impl From<projects::VerbError> for VerbError {
             Verb::Unknown(key) => Self::NoProject(key),
             Verb::Busy { key, need } => Self::Busy { key, need },
             Verb::Bad(error) => Self::Impossible(error.to_string()),
-            Verb::NoSnapshot { ref key, .. } => Self::NoSnapshot {
-                why: error.to_string(),
-                remedy: format!("`kiln cache log {key}` lists them"),
-            },
+            Verb::NoSnapshot { ref key, ref there, .. } => {
+                let remedy = match there.as_str() {
+                    "" => format!("`kiln cache snapshot {key}` takes one, `kiln cache reset {key}` begins with an empty cache"),
+                    _ => format!("`kiln cache log {key}` shows them, `kiln cache rollback {key} @NAME` goes back to one"),
+                };
+                Self::NoSnapshot { why: error.to_string(), remedy }
+            }
             Verb::NoRoom(why) => Self::Unavailable { why, retry_after: AFTER_A_REPAIR },
             Verb::Failed { text, retryable: true } => Self::Unavailable { why: text, retry_after: SOON },
             Verb::Failed { text, retryable: false } => Self::Failed(text),

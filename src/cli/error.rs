@@ -4,6 +4,7 @@ use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 
+use kiln_domain::project::PullRequestError;
 use kiln_domain::spec::SpecError;
 use thiserror::Error;
 
@@ -25,6 +26,10 @@ pub(super) enum CliError {
     Identity(#[from] IdentityError),
     #[error(transparent)]
     Spec(#[from] SpecError),
+    #[error(transparent)]
+    PullRequest(#[from] PullRequestError),
+    #[error("a pull request has a daemon of its own only for untrusted builds: say --untrusted with --pull-request (or set KILN_UNTRUSTED with KILN_PULL_REQUEST)")]
+    TrustedPullRequest,
     #[error(
         "--builder cannot be given: kiln makes a builder for the project's daemon; use `buildx build` for another one"
     )]
@@ -75,6 +80,8 @@ impl CliError {
         match self {
             Self::Builder
             | Self::Spec(_)
+            | Self::PullRequest(_)
+            | Self::TrustedPullRequest
             | Self::NothingToSet
             | Self::SetAndReset(_)
             | Self::BuildId

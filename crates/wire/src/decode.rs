@@ -71,6 +71,10 @@ mod tests {
             (r#"{"repo":null}"#, "invalid type: null"),
             (r#"{"repo":7}"#, "invalid type: integer"),
             (r#"{"untrusted":"yes"}"#, "invalid type: string"),
+            (r#"{"pullRequest":12}"#, "invalid type: integer"),
+            (r#"{"pull_request":"12"}"#, "unknown field `pull_request`"),
+            (r#"{"pullRequest":"1","pullRequest":"2"}"#, "duplicate field `pullRequest`"),
+            (r#"{"branch":["main"]}"#, "invalid type: sequence"),
             (r#"{"repo":"r","repo":"s"}"#, "duplicate field `repo`"),
             (r#"{"Repo":"r"}"#, "unknown field `Repo`"),
             ("{\"repo\":\"\u{0}\"}", "control character"),
@@ -117,6 +121,17 @@ mod tests {
         let response: RouteResponse = serde_json::from_str(newer).expect("a client ignores what it does not know");
         assert_eq!((response.generation, response.build_id, response.credential), (3, None, None));
         assert_eq!((response.lease_id, response.status), (None, None), "an older server says nothing of them");
+    }
+
+    #[test]
+    fn branches() {
+        for branch in ["", "main", "feature/x", "\u{e9}t\u{e9}", &"b".repeat(256)] {
+            assert_eq!(crate::check_branch(branch), Ok(()), "{branch:?}");
+        }
+        for (branch, words) in [(&*"b".repeat(257), "257 bytes, at most 256"), ("a\nb", "'\\n'"), ("\u{1b}[2J", "cannot be printed")] {
+            let error = crate::check_branch(branch).expect_err(branch);
+            assert!(error.contains(words), "{branch:?}: {error}");
+        }
     }
 
     proptest! {
