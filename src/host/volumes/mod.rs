@@ -23,6 +23,7 @@ pub mod dir;
 #[cfg(test)]
 pub mod fake;
 mod listing;
+mod medium;
 #[cfg(test)]
 mod mounts;
 mod names;
