@@ -218,6 +218,10 @@ impl VolumeEngine for FakeVolumes {
         "fake"
     }
 
+    fn copies_are_instant(&self) -> bool {
+        true
+    }
+
     async fn create(&self, key: &Key, properties: &Properties, size: Option<u64>) -> Result<Volume, VolumeError> {
         let mut state = self.state();
         if let Some(model) = state.live.get(key) {

@@ -244,6 +244,10 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         self.medium.name()
     }
 
+    fn copies_are_instant(&self) -> bool {
+        self.medium.copies_are_instant()
+    }
+
     async fn create(&self, key: &Key, properties: &Properties, size: Option<u64>) -> Result<Volume, VolumeError> {
         const OPERATION: &str = "create";
         let _locked = self.locks.lock(key).await;
