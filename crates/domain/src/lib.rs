@@ -8,6 +8,7 @@
 //! | [`settings`] | what can be set for a project, and where each value comes from |
 //! | [`builds`] | how busy a project was in the last day |
 //! | [`key`] | which builds share a daemon (K1), and every name derived from that |
+//! | [`lane`] | what follows from whose code it is |
 //! | [`lease`] | how long a build may count on its daemon |
 //! | [`project`] | what is remembered of a project |
 //! | [`idle`] | how long a daemon stays up for nobody |
@@ -27,6 +28,7 @@ pub mod explain;
 pub mod health;
 pub mod idle;
 pub mod key;
+pub mod lane;
 pub mod lease;
 pub mod plan;
 pub mod project;
@@ -38,6 +40,7 @@ pub mod time;
 pub use address::{AddressPool, AddressRange};
 pub use builds::BuildTimes;
 pub use key::{Key, ParseKeyError};
+pub use lane::{Lane, Limits};
 pub use lease::{Lease, LeaseToken, TokenHash};
 pub use plan::{Plan, Policy, Reason, Situation, Step, plan};
 pub use project::{Generation, Phase, ProjectRecord};
