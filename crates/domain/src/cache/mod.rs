@@ -6,14 +6,17 @@
 //! | [`history`] | when a moment is worth keeping, and for how long |
 //! | [`size`] | how large a cache may be, and what its daemon is told of that |
 //! | [`fanout`] | which of a project's daemons takes a build, when one is not enough |
+//! | [`eviction`] | which caches go when their storage is nearly full |
 //!
 //! What must not be here: which kind of storage there is, and how it does it.
 
+pub mod eviction;
 pub mod fanout;
 pub mod history;
 pub mod size;
 pub mod snapshot;
 
+pub use eviction::EvictionPolicy;
 pub use fanout::FanOutPolicy;
 pub use history::HistoryPolicy;
 pub use size::SizePolicy;
