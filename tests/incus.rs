@@ -12,11 +12,14 @@ use std::time::{Duration, Instant};
 use kiln::host::incus::{IncusConfig, IncusRuntime};
 use kiln::host::network::{Network, NetworkConfig};
 use kiln::host::{
-    Change, InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, RuntimeError, StopBound,
+    Change, InstanceEvent, InstanceSpec, InstanceState, Lane, Limits, Properties, Runtime, RuntimeError, StopBound,
 };
 use kiln_domain::Key;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Mutex, MutexGuard, broadcast};
+
+#[path = "incus/isolation.rs"]
+mod isolation;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 const PORT: u16 = 8372;
@@ -36,6 +39,10 @@ struct Lab {
 
 impl Lab {
     async fn new(test: &str) -> Option<Self> {
+        Self::with(test, |_| ()).await
+    }
+
+    async fn with(test: &str, change: impl FnOnce(&mut NetworkConfig)) -> Option<Self> {
         let Some(incus) = std::env::var_os("KILN_TEST_INCUS").map(PathBuf::from) else {
             eprintln!("skipped: {test}: KILN_TEST_INCUS does not name the directory of a private Incus");
             return None;
@@ -43,6 +50,7 @@ impl Lab {
         let turn = ONE_AT_A_TIME.lock().await;
         let mut firewall = NetworkConfig::new("10.79.0.0/16".parse().expect("a range"), Vec::new());
         TABLE.clone_into(&mut firewall.table);
+        change(&mut firewall);
         let network = Arc::new(Network::new(firewall));
         let config = IncusConfig::new(incus.join("unix.socket"), "kiln".to_owned());
         let runtime = IncusRuntime::connect(config, Arc::clone(&network)).await.expect("a usable Incus");
@@ -61,6 +69,7 @@ impl Lab {
             .expect("a configuration");
         let spec = InstanceSpec {
             key,
+            lane: Lane::Trusted,
             properties: Properties::from([("repo".to_owned(), "example.com/test".to_owned())]),
             address: SocketAddrV4::new(Ipv4Addr::new(10, 79, 0, number), PORT),
             volume,
@@ -107,7 +116,7 @@ impl Lab {
     }
 
     /// Whether a TCP connection from inside comes about.
-    fn reaches(&self, from: &InstanceSpec, address: Ipv4Addr, port: u16) -> bool {
+    fn reaches(&self, from: &InstanceSpec, address: impl std::fmt::Display, port: u16) -> bool {
         self.inside(from, &format!("timeout 2 bash -c '</dev/tcp/{address}/{port}'"))
     }
 

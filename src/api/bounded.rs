@@ -16,7 +16,7 @@ use thiserror::Error;
 use tracing::warn;
 
 use super::Settings;
-use super::heart::{CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
+use super::heart::{Caller, CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
 
 /// What looks at the database or the host, or writes a row.
 const A_LOOK: Duration = Duration::from_secs(30);

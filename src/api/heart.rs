@@ -10,7 +10,8 @@ use kiln_wire::{
 };
 use thiserror::Error;
 
-pub use crate::projects::{Caller, RouteOptions};
+pub(super) use crate::projects::Caller;
+pub use crate::projects::RouteOptions;
 
 /// An answer on its way to the client. Dropped without [`Routed::delivered`], it releases the lease that was made for
 /// it: nobody will ever know the token (C1, F2 of the reference's failure modes). A lease that was resumed stays, because

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -101,6 +102,14 @@ impl Config {
                 return value("runtime.addresses", &addresses.to_string(), "runtime incus needs a private network");
             }
             _ => {}
+        }
+        for mirror in &self.network.mirrors {
+            if addresses.contains(*mirror.ip()) {
+                return value("network.mirrors", mirror, "is among the daemons' own addresses (runtime.addresses)");
+            }
+            if [self.gateway.listen, self.api.listen].contains(&SocketAddr::V4(*mirror)) {
+                return value("network.mirrors", mirror, "is where kilnd itself listens");
+            }
         }
         if self.gateway.listen.ip().is_unspecified() && !self.gateway.resolvable {
             let why = "clients are told this address: give one that they can reach, or names that they can resolve \
@@ -311,6 +320,17 @@ mod tests {
             ("[runtime]\naddresses = '127.0.0.9'", "addresses"),
             ("[runtime]\naddresses = '10.0.0.0/16'", "runtime.addresses"),
             ("[runtime]\nkind = 'incus'\naddresses = '127.88.0.0/16'", "runtime.addresses"),
+            ("[network]\nmirrors = ['10.1.2.3']", "mirrors"),
+            ("[network]\nmirrors = ['mirror.example.com:5000']", "that is a name"),
+            ("[network]\nmirrors = ['10.1.2.3:5000', '169.254.169.254:80']", "metadata service"),
+            ("[network]\nmirrors = [5000]", "mirrors"),
+            ("[network]\nmirrors = ['10.88.0.9:5000']\n[runtime]\nkind = 'incus'", "network.mirrors"),
+            ("[network]\nmirrors = ['10.1.2.3:1234']\n[gateway]\nlisten = '10.1.2.3:1234'", "network.mirrors"),
+            ("[network]\nallow = ['registry.internal:443']", "that is a name"),
+            ("[network]\nallow = ['169.254.169.254:80']", "metadata service"),
+            ("[network]\nallow = ['10.0.0.0/8:443']", "as a whole"),
+            ("[network]\nallow = ['0.0.0.0/0:443']", "allow"),
+            ("[network]\nallow = ['10.1.2.3']", "allow"),
             ("[gateway]\ndomains = []", "gateway.domains"),
             ("[gateway]\ndomains = ['a_b.example']", "gateway.domains"),
             ("[policy]\nlease_grace = '3h'", "policy.lease_grace"),
@@ -350,6 +370,15 @@ mod tests {
         assert_eq!(rules.0[1].settings.idle_window, Some(Duration::from_hours(1)));
         let text = toml::to_string(&config).expect("renders");
         assert_eq!(Config::parse(Path::new("x"), &text).expect("parses"), config, "{text}");
+    }
+
+    #[test]
+    fn what_builds_may_reach_survives_a_round_trip() {
+        let text = "[network]\nmirrors = ['10.1.2.3:5000']\nallow = ['10.9.0.0/16:443', '192.168.7.1:5432']";
+        let config = Config::load(Some(written(text, 0o600).path()), &Overrides::default()).expect("valid");
+        assert_eq!((config.network.mirrors.len(), config.network.allow.len()), (1, 2));
+        let rendered = toml::to_string(&config).expect("renders");
+        assert_eq!(Config::parse(Path::new("x"), &rendered).expect("parses"), config, "{rendered}");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use kiln_domain::{AddressRange, Rules, Settings, Tier};
 pub use load::{ConfigError, Overrides};
 use serde::{Deserialize, Serialize};
 
+use crate::host::network::Destination;
 use crate::store::Retention;
 
 /// `/etc/kiln/kiln.toml`.
@@ -30,6 +31,7 @@ pub struct Config {
     pub api: Api,
     pub gateway: Gateway,
     pub runtime: Runtime,
+    pub network: Network,
     pub volumes: Volumes,
     pub buildkit: BuildKit,
     pub policy: Policy,
@@ -100,6 +102,18 @@ pub struct Incus {
     pub resolvers: Vec<Ipv4Addr>,
     /// The nftables table that is ours alone, family inet. Two Kilns on one host need two, and two ranges.
     pub table: String,
+}
+
+/// What builds may reach beyond public addresses, with runtime `incus`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Network {
+    /// Registry mirrors, for trusted and untrusted builds.
+    #[serde(with = "units::mirrors")]
+    pub mirrors: Vec<SocketAddrV4>,
+    /// Private destinations, for trusted builds only.
+    #[serde(with = "units::destinations")]
+    pub allow: Vec<Destination>,
 }
 
 /// For each daemon with its builds. Absent is unlimited.
@@ -260,6 +274,7 @@ impl Default for Config {
             api: Api::default(),
             gateway: Gateway::default(),
             runtime: Runtime::default(),
+            network: Network::default(),
             volumes: Volumes::default(),
             buildkit: BuildKit::default(),
             policy: Policy::default(),

@@ -39,6 +39,50 @@ pub(super) mod address {
     }
 }
 
+/// `["10.1.2.3:5000"]`: registry mirrors.
+pub(super) mod mirrors {
+    use std::net::SocketAddrV4;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    use crate::host::network::parse_mirror;
+
+    pub(in crate::config) fn serialize<S: Serializer>(
+        mirrors: &[SocketAddrV4],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        mirrors.serialize(serializer)
+    }
+
+    pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<SocketAddrV4>, D::Error> {
+        let texts = Vec::<String>::deserialize(deserializer)?;
+        texts.iter().map(|text| parse_mirror(text).map_err(D::Error::custom)).collect()
+    }
+}
+
+/// `["10.1.0.0/16:443"]`.
+pub(super) mod destinations {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    use crate::host::network::Destination;
+
+    pub(in crate::config) fn serialize<S: Serializer>(
+        destinations: &[Destination],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(destinations.iter().map(Destination::to_string))
+    }
+
+    pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<Destination>, D::Error> {
+        let texts = Vec::<String>::deserialize(deserializer)?;
+        texts.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
+    }
+}
+
 /// `"15m"`, `"1h 30m"`, `"500ms"`.
 pub(super) mod duration {
     use std::time::Duration;

@@ -319,6 +319,9 @@ fn incus(config: &Config) -> Result<IncusRuntime, StartError> {
     let name_servers = resolvers(config);
     let mut network = NetworkConfig::new(config.addresses().to_string().parse()?, name_servers.clone());
     network.table.clone_from(&config.runtime.incus.table);
+    network.mirrors.clone_from(&config.network.mirrors);
+    network.allow.clone_from(&config.network.allow);
+    network.services = vec![config.tcp_listen().0, config.gateway.listen];
     let incus = IncusConfig {
         socket: config.incus_socket(),
         project: config.runtime.incus.project.clone(),

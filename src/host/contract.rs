@@ -5,7 +5,9 @@ use std::time::Duration;
 use kiln_domain::Key;
 use tokio::sync::broadcast;
 
-use super::{Change, FoundInstance, InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
+use super::{
+    Change, FoundInstance, InstanceEvent, InstanceSpec, InstanceState, Lane, Runtime, RuntimeError, StopBound,
+};
 
 /// More than any step takes; a test that reaches it has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
@@ -28,6 +30,7 @@ pub(crate) async fn runtime(runtime: &dyn Runtime, make: &(dyn Fn(&Key) -> Insta
         absent(runtime, &make(&key())).await;
         life(runtime, &make(&key())).await;
         outdated(runtime, &make(&key())).await;
+        lanes(runtime, &make(&key())).await;
         two_at_once(runtime, &make(&key()), &make(&key().clone_number(1))).await;
     };
     tokio::time::timeout(10 * PATIENCE, whole).await.expect("the contract takes too long");
@@ -74,6 +77,7 @@ async fn absent(runtime: &dyn Runtime, spec: &InstanceSpec) {
     runtime.destroy(spec).await.expect("nothing to destroy is success");
     let error = runtime.start(spec).await.expect_err("nothing to start");
     assert!(matches!(error, RuntimeError::Refused { .. }) && !error.is_retryable(), "{error}");
+    not_proven(runtime, spec).await;
     assert_eq!(runtime.last_words(spec).await, "");
     assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Absent, "a failed start makes nothing");
 }
@@ -97,10 +101,16 @@ async fn life(runtime: &dyn Runtime, spec: &InstanceSpec) {
         assert!(matches!(error, Some(RuntimeError::Refused { .. })), "it runs: {error:?}");
     }
     assert!(runtime.cpu_time(spec).await.expect("measured").is_some());
+    if runtime.isolates() {
+        runtime.prove_isolation(spec).await.expect("it is isolated");
+    } else {
+        not_proven(runtime, spec).await;
+    }
     assert_eq!(runtime.look(spec).await.expect("looked"), running(&first));
 
     runtime.stop(spec, StopBound::Graceful(PATIENCE)).await.expect("stopped");
     assert_eq!(runtime.look(spec).await.expect("looked"), STOPPED, "a stop returns when it is down");
+    not_proven(runtime, spec).await;
     hear(&mut events, &spec.key).await;
     runtime.stop(spec, StopBound::Graceful(PATIENCE)).await.expect("stopped already is success");
 
@@ -114,6 +124,36 @@ async fn life(runtime: &dyn Runtime, spec: &InstanceSpec) {
     assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Absent);
     assert!(runtime.found().await.expect("listed").is_empty());
     assert_eq!(spec.volume.exists(), had_volume, "the volume stays");
+}
+
+/// What does not run, or is not isolated by its runtime, is not proven to be; and that is no violation.
+async fn not_proven(runtime: &dyn Runtime, spec: &InstanceSpec) {
+    let error = runtime.prove_isolation(spec).await.expect_err("nothing to prove");
+    assert!(matches!(error, RuntimeError::Refused { .. }), "{error}");
+}
+
+/// Whose code an instance runs can be told of it later, and it is not taken for one of the other lane.
+async fn lanes(runtime: &dyn Runtime, spec: &InstanceSpec) {
+    let untrusted = InstanceSpec { lane: Lane::Untrusted, ..spec.clone() };
+    if !runtime.isolates() {
+        for refused in [runtime.create(&untrusted).await.err(), runtime.start(&untrusted).await.err()] {
+            assert!(matches!(refused, Some(RuntimeError::Refused { .. })), "{refused:?}");
+        }
+        assert_eq!(runtime.look(spec).await.expect("looked"), InstanceState::Absent);
+        return;
+    }
+    for (spec, other) in [(spec, &untrusted), (&untrusted, spec)] {
+        runtime.create(spec).await.expect("created");
+        let found = is_found(runtime, spec, false).await;
+        assert_eq!(found.properties.get("lane").map(String::as_str), Some(spec.lane.name()));
+        let state = runtime.look(other).await.expect("looked");
+        assert!(matches!(state, InstanceState::HalfMade { .. }), "{state:?}");
+        assert!(runtime.start(other).await.is_err(), "started in another lane");
+        runtime.start(spec).await.expect("started");
+        runtime.prove_isolation(spec).await.expect("it is isolated");
+        runtime.stop(spec, StopBound::Force).await.expect("stopped");
+        runtime.destroy(spec).await.expect("destroyed");
+    }
 }
 
 /// The only one there, with what it carries.

@@ -20,6 +20,7 @@ use super::{
 pub enum Operation {
     /// And the measuring of CPU time.
     Look,
+    Prove,
     Found,
     Create,
     Start,
@@ -51,6 +52,9 @@ struct State {
     faults: BTreeMap<Operation, Fault>,
     stillborn: BTreeSet<Key>,
     drains: BTreeMap<Key, Duration>,
+    /// What each can reach and must not.
+    leaks: BTreeMap<Key, String>,
+    proofs: u64,
     starts: u64,
     /// What is in our place and not ours, by name; whether it runs.
     strangers: BTreeMap<String, bool>,
@@ -103,6 +107,12 @@ impl State {
     }
 }
 
+/// What it carries of its spec.
+fn marked(spec: &InstanceSpec) -> Properties {
+    let lane = ("lane".to_owned(), spec.lane.name().to_owned());
+    spec.properties.iter().map(|(name, value)| (name.clone(), value.clone())).chain([lane]).collect()
+}
+
 /// In a way that must not be started.
 fn differs(is: &InstanceSpec, wanted: &InstanceSpec) -> bool {
     InstanceSpec { limits: wanted.limits, ..is.clone() } != *wanted
@@ -143,6 +153,20 @@ impl FakeRuntime {
     /// How long a daemon takes to drain; at once if nothing is said.
     pub fn set_drain(&self, key: &Key, takes: Duration) {
         self.state().drains.insert(key.clone(), takes);
+    }
+
+    /// The instance of a key reaches something that it must not; until it is taken away with `None`.
+    pub fn set_leak(&self, key: &Key, reached: Option<&str>) {
+        let mut state = self.state();
+        match reached {
+            Some(reached) => state.leaks.insert(key.clone(), reached.to_owned()),
+            None => state.leaks.remove(key),
+        };
+    }
+
+    /// How often it was asked to prove something.
+    pub fn proofs(&self) -> u64 {
+        self.state().proofs
     }
 
     /// The daemon dies by itself; false when it did not run.
@@ -245,7 +269,7 @@ impl Runtime for FakeRuntime {
         let ours = state.instances.iter().map(|(key, model)| FoundInstance {
             name: key.daemon_name(),
             key: Some(key.clone()),
-            properties: model.spec.properties.clone(),
+            properties: marked(&model.spec),
             running: model.incarnation.is_some(),
         });
         let others = state.strangers.iter().map(|(name, running)| FoundInstance {
@@ -357,6 +381,21 @@ impl Runtime for FakeRuntime {
         answer.map(|()| used)
     }
 
+    async fn prove_isolation(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
+        let answer = self.pass(Operation::Prove).await?;
+        let mut state = self.state();
+        state.proofs += 1;
+        if state.instances.get(&spec.key).is_none_or(|model| model.incarnation.is_none()) {
+            return Err(refused("prove the isolation of", &spec.key, "it does not run"));
+        }
+        match state.leaks.get(&spec.key) {
+            Some(reached) => {
+                Err(RuntimeError::NotIsolated { instance: spec.key.daemon_name(), reached: reached.clone() })
+            }
+            None => answer,
+        }
+    }
+
     async fn last_words(&self, spec: &InstanceSpec) -> String {
         self.state().instances.get(&spec.key).map(|model| model.words.clone()).unwrap_or_default()
     }
@@ -372,11 +411,12 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::host::{Limits, contract};
+    use crate::host::{Lane, Limits, contract};
 
     fn spec(key: &Key) -> InstanceSpec {
         InstanceSpec {
             key: key.clone(),
+            lane: Lane::Trusted,
             properties: Properties::new(),
             address: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8372),
             volume: PathBuf::from("/nowhere"),
@@ -433,6 +473,14 @@ mod tests {
         runtime.destroy(&spec).await.expect("destroyed");
         runtime.create(&spec).await.expect("created");
         assert_eq!(runtime.look(&spec).await.expect("looked"), contract::STOPPED);
+
+        runtime.start(&spec).await.expect("started");
+        runtime.set_leak(&key, Some("the metadata service"));
+        let leak = runtime.prove_isolation(&spec).await.expect_err("it leaks");
+        assert!(matches!(leak, RuntimeError::NotIsolated { .. }), "{leak}");
+        runtime.set_leak(&key, None);
+        runtime.prove_isolation(&spec).await.expect("mended");
+        runtime.stop(&spec, StopBound::Force).await.expect("stopped");
 
         runtime.add_stranger("web", true);
         assert_eq!(runtime.found().await.expect("listed").len(), 2);

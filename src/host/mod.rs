@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::Key;
+pub use kiln_domain::{Lane, Limits};
 use thiserror::Error;
 use tokio::sync::broadcast;
 
@@ -46,6 +47,8 @@ pub type Properties = BTreeMap<String, String>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstanceSpec {
     pub key: Key,
+    /// Whose code it runs: what it may reach follows from that.
+    pub lane: Lane,
     pub properties: Properties,
     /// Where the daemon listens, static for the project's life.
     pub address: SocketAddrV4,
@@ -54,14 +57,6 @@ pub struct InstanceSpec {
     /// Host path of a directory with `buildkitd.toml`, `ca.pem`, `cert.pem` and `key.pem`; read-only for the daemon.
     pub files: PathBuf,
     pub limits: Limits,
-}
-
-/// `None` is unlimited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Limits {
-    pub memory_bytes: Option<u64>,
-    pub cpus: Option<u32>,
-    pub processes: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,6 +147,12 @@ pub enum RuntimeError {
     /// The daemon came up and went away again; `log` holds its last lines.
     #[error("{instance} exited ({status}) right after its start; its last words:\n{log}")]
     Exited { instance: String, status: String, log: String },
+    /// What must be closed to it is open.
+    #[error(
+        "{instance} is not isolated: {reached}; see what stands before Kiln's table in `nft list ruleset`, and which devices \
+         the instance has"
+    )]
+    NotIsolated { instance: String, reached: String },
     #[error("cannot {operation} {instance}: {path}")]
     Io {
         operation: &'static str,
@@ -206,6 +207,11 @@ pub trait Runtime: Send + Sync + 'static {
     /// For telling a daemon that is busy from one that hangs. Nearly monotonic: what ended without anybody waiting for it
     /// may drop out of the sum, so a difference in either direction is a sign of life.
     async fn cpu_time(&self, spec: &InstanceSpec) -> Result<Option<Duration>, RuntimeError>;
+
+    /// Tries from inside the instance that runs whether it is kept from the host, other instances, and private networks:
+    /// [`RuntimeError::NotIsolated`] names what it reached. Within two seconds, and where all is well in a fraction of one;
+    /// it need not have come up further than to be started. Of a runtime that does not isolate it is an error.
+    async fn prove_isolation(&self, spec: &InstanceSpec) -> Result<(), RuntimeError>;
 
     /// The daemon's last log lines, for error messages; empty when there are none.
     async fn last_words(&self, spec: &InstanceSpec) -> String;

@@ -18,7 +18,7 @@ use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarg
 use crate::clock::Clock;
 use crate::host::pressure::PressureFiles;
 use crate::host::volumes::{FoundVolume, Fullness, TrashName, Trashed, Usage, Volume, VolumeEngine, VolumeError};
-use crate::host::{Change, InstanceEvent, InstanceSpec, InstanceState, Limits, Properties, Runtime, StopBound};
+use crate::host::{Change, InstanceEvent, InstanceSpec, InstanceState, Lane, Limits, Properties, Runtime, StopBound};
 use crate::pki::{DaemonNames, Pki, PkiError};
 
 mod caches;
@@ -105,6 +105,7 @@ impl HostEffects {
     fn spec(&self, record: &ProjectRecord, settings: &Settings, volume: PathBuf) -> InstanceSpec {
         InstanceSpec {
             key: record.key.clone(),
+            lane: lane_of(record),
             properties: properties(record),
             address: self.address(record),
             volume,
@@ -508,6 +509,11 @@ impl Effects for HostEffects {
     async fn purge(&self, name: &TrashName) -> Result<(), EffectError> {
         Ok(self.parts.volumes.purge(name).await?)
     }
+}
+
+/// A fork runs code that nobody of the project has vouched for.
+fn lane_of(record: &ProjectRecord) -> Lane {
+    if record.key.is_fork() { Lane::Untrusted } else { Lane::Trusted }
 }
 
 /// Of bytes or inodes, whichever is fuller.

@@ -68,6 +68,10 @@ impl AddressRange {
         AddressPool { first: Ipv4Addr::from_bits(first + 1), last: Ipv4Addr::from_bits(last - 1) }
     }
 
+    pub fn contains(self, address: Ipv4Addr) -> bool {
+        (address.to_bits() ^ self.network.to_bits()) & !(u32::MAX >> self.length) == 0
+    }
+
     pub fn is_loopback(self) -> bool {
         self.network.is_loopback()
     }
@@ -127,6 +131,8 @@ mod tests {
         let pool = range.hosts();
         assert_eq!((pool.first, pool.last), (Ipv4Addr::new(10, 88, 0, 1), Ipv4Addr::new(10, 88, 255, 254)));
         assert!(range.is_private() && !range.is_loopback());
+        assert!(range.contains(Ipv4Addr::new(10, 88, 0, 0)) && range.contains(Ipv4Addr::new(10, 88, 255, 255)));
+        assert!(!range.contains(Ipv4Addr::new(10, 89, 0, 0)) && !range.contains(Ipv4Addr::new(10, 87, 255, 255)));
         assert_eq!(range.to_string(), "10.88.0.0/16");
         for text in ["10.88.0.0", "10.88.0.1/16", "10.88.0.0/31", "0.0.0.0/0", "10.88.0.0/x", "::/16", "300.0.0.0/8"] {
             assert!(text.parse::<AddressRange>().is_err(), "{text} was taken for a range");

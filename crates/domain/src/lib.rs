@@ -9,6 +9,7 @@
 //! | [`cache`] | what is kept of a cache's past, how large it grows, which one goes when there is no room |
 //! | [`builds`] | how busy a project was in the last day |
 //! | [`key`] | which builds share a daemon (K1), and every name derived from that |
+//! | [`lane`] | what follows from whose code it is |
 //! | [`lease`] | how long a build may count on its daemon |
 //! | [`project`] | what is remembered of a project |
 //! | [`idle`] | how long a daemon stays up for nobody |
@@ -29,6 +30,7 @@ pub mod explain;
 pub mod health;
 pub mod idle;
 pub mod key;
+pub mod lane;
 pub mod lease;
 pub mod plan;
 pub mod project;
@@ -41,6 +43,7 @@ pub use address::{AddressPool, AddressRange};
 pub use builds::BuildTimes;
 pub use cache::{Snapshot, SnapshotName, Verdict};
 pub use key::{Key, ParseKeyError, Role};
+pub use lane::{Lane, Limits};
 pub use lease::{Lease, LeaseToken, TokenHash};
 pub use plan::{Plan, Policy, Reason, Situation, Step, plan};
 pub use project::{Generation, Identity, Phase, ProjectRecord};

@@ -32,6 +32,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
+use super::heart::Caller;
 use super::places::{Room, Size};
 use super::*;
 

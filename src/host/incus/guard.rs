@@ -11,8 +11,8 @@ use tokio::sync::OnceCell;
 use super::client::Client;
 use super::wanted::Found;
 use super::{NAME, closed, failure, is_up};
-use crate::host::RuntimeError;
-use crate::host::network::{Network, Reach};
+use crate::host::network::Network;
+use crate::host::{Lane, RuntimeError};
 
 /// How long a table that was taken away stays away at most. One listing of one table each time: a few milliseconds.
 const ROUND: Duration = Duration::from_secs(10);
@@ -37,16 +37,14 @@ pub(super) async fn put_in_force(client: &Client, network: &Network) -> Result<(
     network.ensure().await.map_err(|e| closed("prepare", NAME, &e))?;
     for found in all(client).await? {
         if let (Some(key), Some(address), true) = (found.key(), found.address(), is_up(found.status_code)) {
-            admit(network, &key, address).await?;
+            admit(network, &key, address, found.lane()).await?;
         }
     }
     Ok(())
 }
 
-pub(super) async fn admit(network: &Network, key: &Key, address: Ipv4Addr) -> Result<(), RuntimeError> {
-    // A fork runs code that nobody has vouched for.
-    let reach = if key.is_fork() { Reach::Confined } else { Reach::Public };
-    network.admit(address, reach).await.map_err(|e| closed("start", &key.daemon_name(), &e))
+pub(super) async fn admit(network: &Network, key: &Key, address: Ipv4Addr, lane: Lane) -> Result<(), RuntimeError> {
+    network.admit(address, lane).await.map_err(|e| closed("start", &key.daemon_name(), &e))
 }
 
 pub(super) async fn all(client: &Client) -> Result<Vec<Found>, RuntimeError> {

@@ -14,7 +14,7 @@ use tokio::net::{UnixListener, UnixStream};
 use super::client::{ApiError, Bounds, Client};
 use super::{IncusConfig, IncusRuntime, prepare};
 use crate::host::network::{Network, NetworkConfig};
-use crate::host::{InstanceSpec, InstanceState, Limits, Properties, Runtime, RuntimeError, StopBound, contract};
+use crate::host::{InstanceSpec, InstanceState, Lane, Limits, Properties, Runtime, RuntimeError, StopBound, contract};
 
 const BOUNDS: Bounds =
     Bounds { look: Duration::from_millis(400), answer: Duration::from_millis(400), largest: 1 << 20 };
@@ -195,6 +195,7 @@ fn name() -> String {
 fn spec() -> InstanceSpec {
     InstanceSpec {
         key: contract::key(),
+        lane: Lane::Trusted,
         properties: Properties::new(),
         address: "10.81.0.1:8372".parse().expect("an address"),
         volume: "/nowhere".into(),

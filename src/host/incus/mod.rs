@@ -21,7 +21,7 @@
 //! What must not be here: when to start or stop anything; how the image is made (that is [`crate::image`]).
 
 use std::future::Future;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 use tokio::sync::{OnceCell, broadcast};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::network::{Network, NetworkError};
+use super::network::{Network, NetworkError, PROOF_DEADLINE, ProofError};
 use super::{Change, FoundInstance, InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
 use crate::causes::in_one_line;
 use client::{ApiError, Bounds, Client, status};
@@ -257,7 +257,7 @@ impl Runtime for IncusRuntime {
         }
         // What the console kept of an earlier life is not this one's last words.
         let path = path_of(&name);
-        let admission = guard::admit(&self.network, &spec.key, *spec.address.ip());
+        let admission = guard::admit(&self.network, &spec.key, *spec.address.ip(), spec.lane);
         let (admitted, ()) = tokio::join!(admission, words::forget(&self.client, &path));
         admitted?;
         let mut outcome = self.try_start(spec).await;
@@ -304,7 +304,10 @@ impl Runtime for IncusRuntime {
     }
 
     async fn destroy(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
-        self.delete(&spec.key.daemon_name()).await
+        self.delete(&spec.key.daemon_name()).await?;
+        // Also of one that was gone already: the end of an earlier removal may be missing.
+        self.dismiss(*spec.address.ip()).await;
+        Ok(())
     }
 
     async fn destroy_found(&self, name: &str) -> Result<(), RuntimeError> {
@@ -314,7 +317,12 @@ impl Runtime for IncusRuntime {
             return Err(RuntimeError::Refused { operation: "destroy", instance: format!("{name:?}"), why });
         }
         self.prepared().await?;
-        self.delete(name).await
+        let address = self.find("destroy", name).await?.filter(|found| found.key().is_some()).and_then(|f| f.address());
+        self.delete(name).await?;
+        if let Some(address) = address {
+            self.dismiss(address).await;
+        }
+        Ok(())
     }
 
     async fn cpu_time(&self, spec: &InstanceSpec) -> Result<Option<Duration>, RuntimeError> {
@@ -324,6 +332,33 @@ impl Runtime for IncusRuntime {
             Ok(usage) => Ok(usage.cpu_time()),
             Err(ApiError::NotFound(_)) => Ok(None),
             Err(error) => Err(failure("measure", &name, error)),
+        }
+    }
+
+    async fn prove_isolation(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
+        const OPERATION: &str = "prove the isolation of";
+        self.prepared().await?;
+        let name = spec.key.daemon_name();
+        let process: Process = match self.client.get(&format!("{}/state", path_of(&name))).await {
+            Ok(process) => process,
+            Err(error) => return Err(failure(OPERATION, &name, error)),
+        };
+        let refused = |why: String| RuntimeError::Refused { operation: OPERATION, instance: name.clone(), why };
+        // Not positive where there is none.
+        let pid = u32::try_from(process.pid).ok().filter(|pid| *pid > 0 && is_up(process.status_code));
+        let pid = pid.ok_or_else(|| refused("it does not run".to_owned()))?;
+        match self.network.prove(pid, spec.address, spec.lane).await {
+            Ok(()) => Ok(()),
+            Err(ProofError::Reached(what)) => {
+                Err(RuntimeError::NotIsolated { instance: name, reached: format!("from inside it reached {what}") })
+            }
+            Err(error @ ProofError::Impossible { .. }) => Err(refused(in_one_line(&error))),
+            Err(ProofError::TimedOut) => Err(RuntimeError::TimedOut {
+                operation: OPERATION,
+                instance: name,
+                waited_for: "the connections that it must not get".to_owned(),
+                after: PROOF_DEADLINE,
+            }),
         }
     }
 
@@ -337,6 +372,17 @@ impl Runtime for IncusRuntime {
 }
 
 impl IncusRuntime {
+    /// After a removal. What stays admitted opens nothing by itself, and the next start with this address says anew what it
+    /// is: no reason to call the removal failed.
+    async fn dismiss(&self, address: Ipv4Addr) {
+        if !self.prepared.initialized() {
+            return;
+        }
+        if let Err(error) = self.network.dismiss(address).await {
+            tracing::warn!(%address, %error, "the address of a removed instance stays admitted");
+        }
+    }
+
     async fn delete(&self, name: &str) -> Result<(), RuntimeError> {
         const OPERATION: &str = "destroy";
         if self.find(OPERATION, name).await?.is_some_and(|found| is_up(found.status_code)) {
@@ -420,6 +466,14 @@ fn describe(found: Found) -> FoundInstance {
     let running =
         is_up(found.status_code) || matches!(found.status_code, status::STARTING | status::FREEZING | status::FROZEN);
     FoundInstance { key: found.key(), properties: found.properties(), running, name: found.name }
+}
+
+/// The first process of an instance, by the host's number.
+#[derive(Deserialize)]
+struct Process {
+    status_code: u16,
+    #[serde(default)]
+    pid: i64,
 }
 
 /// What Incus says of an instance at work.

@@ -9,7 +9,7 @@ use kiln_domain::Key;
 
 use super::{IncusConfig, IncusRuntime};
 use crate::host::network::{Network, NetworkConfig};
-use crate::host::{InstanceSpec, Limits, Properties, contract};
+use crate::host::{InstanceSpec, Lane, Limits, Properties, contract};
 
 const PORT: u16 = 8372;
 
@@ -24,6 +24,7 @@ fn spec(home: &Path, key: &Key) -> InstanceSpec {
     std::fs::write(files.join("buildkitd.toml"), toml).expect("a configuration");
     InstanceSpec {
         key: key.clone(),
+        lane: Lane::Trusted,
         properties: Properties::from([("key".to_owned(), key.to_string()), ("name".to_owned(), String::new())]),
         address: SocketAddrV4::new(Ipv4Addr::new(10, 80, 0, last), PORT),
         volume,

@@ -8,12 +8,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::IncusConfig;
-use crate::host::{Change, InstanceSpec, Properties};
+use crate::host::{Change, InstanceSpec, Lane, Properties};
 
 type Map = BTreeMap<String, String>;
 
 /// Marks our instances and holds the project's identity (K5).
 pub(crate) const MARK: &str = "user.kiln.";
+const LANE: &str = "user.kiln.lane";
 /// Where Incus notes what an instance was made from.
 const BASE_IMAGE: &str = "volatile.base_image";
 const RESOLVERS: &str = "environment.KILN_RESOLVERS";
@@ -41,6 +42,11 @@ impl Found {
     pub(crate) fn key(&self) -> Option<Key> {
         let key: Key = self.config.get(&format!("{MARK}key"))?.parse().ok()?;
         (key.daemon_name() == self.name).then_some(key)
+    }
+
+    /// Of one that carries no mark nobody can tell that it is trusted.
+    pub(crate) fn lane(&self) -> Lane {
+        Lane::of_mark(self.config.get(LANE).map(String::as_str))
     }
 
     pub(crate) fn address(&self) -> Option<Ipv4Addr> {
@@ -165,6 +171,7 @@ fn config(spec: &InstanceSpec, incus: &IncusConfig) -> Map {
         spec.properties.iter().map(|(name, value)| (format!("{MARK}{name}"), value.clone())).collect();
     let mut set = |name: &str, value: String| config.insert(name.to_owned(), value);
     set(&format!("{MARK}key"), spec.key.to_string());
+    set(LANE, spec.lane.name().to_owned());
     set("security.privileged", "false".to_owned());
     set("security.nesting", "false".to_owned());
     // Nothing in there asks Incus for anything.
@@ -243,6 +250,7 @@ mod tests {
     fn spec() -> InstanceSpec {
         InstanceSpec {
             key: "pbcce5b6205652dd7".parse().expect("a key"),
+            lane: Lane::Trusted,
             properties: Map::from([("repo".to_owned(), "h/r".to_owned())]),
             address: "10.88.0.5:8372".parse().expect("an address"),
             volume: PathBuf::from("/v"),
@@ -270,8 +278,24 @@ mod tests {
     fn what_was_made_is_what_was_wanted() {
         assert_eq!(compare(&|_| ()), Comparison { wrong: None, outdated: Vec::new() });
         assert_eq!(found().key(), Some(spec().key));
-        let carried = Map::from([("key".to_owned(), spec().key.to_string()), ("repo".to_owned(), "h/r".to_owned())]);
+        let carried = Map::from([
+            ("key".to_owned(), spec().key.to_string()),
+            ("lane".to_owned(), "trusted".to_owned()),
+            ("repo".to_owned(), "h/r".to_owned()),
+        ]);
         assert_eq!(found().properties(), carried);
+    }
+
+    #[test]
+    fn one_of_which_nobody_says_whose_code_it_runs_is_untrusted() {
+        let lane = |mark: Option<&str>| {
+            let mut found = found();
+            found.config.remove(LANE);
+            found.config.extend(mark.map(|mark| (LANE.to_owned(), mark.to_owned())));
+            found.lane()
+        };
+        assert_eq!(lane(Some("trusted")), Lane::Trusted);
+        assert_eq!([lane(Some("untrusted")), lane(Some("Trusted")), lane(None)], [Lane::Untrusted; 3]);
     }
 
     #[test]
@@ -290,6 +314,8 @@ mod tests {
         assert!(differs(&|f| drop(f.config.insert("raw.lxc".into(), "x".into()))).contains("raw.lxc is set"));
         let allowance = |f: &mut Found| drop(f.config.insert("limits.cpu.allowance".into(), "10%".into()));
         assert!(differs(&allowance).contains("limits.cpu.allowance is set"));
+        assert!(differs(&|f| drop(f.config.remove("user.kiln.lane"))).contains("user.kiln.lane is not set"));
+        assert!(differs(&|f| drop(f.config.insert("user.kiln.lane".into(), "untrusted".into()))).contains("untrusted"));
         assert!(differs(&|f| drop(f.config.remove("user.kiln.repo"))).contains("user.kiln.repo is not set"));
         let root = |f: &mut Found| {
             f.devices.get_mut("root").map(|root| root.insert("size".into(), "1GiB".into()));

@@ -2,12 +2,17 @@
 //!
 //! ```text
 //! host ──→ daemon                 passes (and nobody but the host gets in)
-//! instance ──→ host               refused, but for a resolver that is the host itself
 //! instance ──→ other instance     refused
 //! instance ──→ named resolver     port 53 passes
-//! instance ──→ private, link-local, metadata, carrier, multicast …, IPv4 and IPv6   refused
-//! instance ──→ public address     passes for instances that are in the set `public`, refused for all others
+//! instance ──→ registry mirror    its port passes, on this host too
+//! instance ──→ host               refused, but for resolvers and mirrors that are the host itself
+//! trusted ──→ allowed private     the named ports pass
+//! instance ──→ private, link-local, metadata, carrier, multicast …   refused
+//! instance ──→ public IPv4        passes
+//! instance ──→ IPv6               refused, but for resolvers: no instance has an address there
 //! ```
+//!
+//! All but the resolvers is for instances that were admitted, each in its lane's set (`trusted`, `untrusted`).
 //!
 //! * [`rules`] renders the table from a [`NetworkConfig`]; it is replaced as a whole in one transaction, then read back
 //!   and compared. A table that lost a chain, a rule or a range is an error and is never used.
@@ -15,13 +20,14 @@
 //!   policy is there before the interface is. Closed by default: an interface that was never admitted is confined.
 //! * A packet whose source address is not its interface's is dropped before routing.
 //! * Refusing is an answer (reset, or ICMP prohibited), so a build fails at once and not after a connect timeout.
+//! * That it does what it says is tried from inside an instance that runs ([`prove`]).
 //! * Public egress is masqueraded, and needs the host to forward IPv4: [`Network::ensure`] turns `ip_forward` on when it
 //!   is off, says so in the log, and never turns it off.
 //!
 //! What must not be here: which project may do what; any other table.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -32,10 +38,17 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use tokio::sync::Mutex;
 
+use super::Lane;
+
+mod destination;
 mod link;
+mod netlink;
+mod prove;
 mod range;
 pub mod rules;
 
+pub use destination::{Destination, ParseDestinationError, ParseMirrorError, parse_mirror};
+pub use prove::{DEADLINE as PROOF_DEADLINE, ProofError};
 pub use range::{ParseRangeError, Range};
 
 /// nft answers in milliseconds; this is for a host that swaps.
@@ -51,21 +64,28 @@ pub struct NetworkConfig {
     pub range: Range,
     /// Name servers that instances may ask.
     pub resolvers: Vec<IpAddr>,
+    /// Registry mirrors, for both lanes; also where they are private, or this host.
+    pub mirrors: Vec<SocketAddrV4>,
+    /// Private destinations, for the trusted lane only; never this host.
+    pub allow: Vec<Destination>,
+    /// Where kilnd itself listens: a proof tries to get there.
+    pub services: Vec<SocketAddr>,
     /// The nft program, by absolute path.
     pub nft: PathBuf,
 }
 
 impl NetworkConfig {
     pub fn new(range: Range, resolvers: Vec<IpAddr>) -> Self {
-        Self { table: "kiln".to_owned(), range, resolvers, nft: PathBuf::from("/usr/sbin/nft") }
+        Self {
+            table: "kiln".to_owned(),
+            range,
+            resolvers,
+            mirrors: Vec::new(),
+            allow: Vec::new(),
+            services: Vec::new(),
+            nft: PathBuf::from("/usr/sbin/nft"),
+        }
     }
-}
-
-/// How far an instance may reach beyond the named resolvers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
-    Confined,
-    Public,
 }
 
 #[derive(Debug, Error)]
@@ -120,9 +140,9 @@ impl Network {
         self.replace().await
     }
 
-    /// Says how far the instance with this address may reach; to be called before it starts. The table is verified on
+    /// Says in which lane the instance with this address is; to be called before it starts. The table is verified on
     /// the way and put back if it is damaged or gone.
-    pub async fn admit(&self, address: Ipv4Addr, reach: Reach) -> Result<(), NetworkError> {
+    pub async fn admit(&self, address: Ipv4Addr, lane: Lane) -> Result<(), NetworkError> {
         if !self.config.range.contains(address) {
             return Err(NetworkError::Foreign { address, range: self.config.range });
         }
@@ -131,9 +151,33 @@ impl Network {
             tracing::warn!(%error, "putting the firewall table back");
             self.replace().await?;
         }
-        let change = rules::admission(&self.config.table, &Key::interface_name(address), reach);
+        let change = rules::admission(&self.config.table, &Key::interface_name(address), Some(lane));
         self.nft("admit an instance", &["-f", "-"], &change).await?;
         Ok(())
+    }
+
+    /// Takes it out of its lane, for an instance that is gone: whoever gets the address next is closed in until it is
+    /// admitted. Never admitted is success.
+    pub async fn dismiss(&self, address: Ipv4Addr) -> Result<(), NetworkError> {
+        let _changing = self.changing.lock().await;
+        let change = rules::admission(&self.config.table, &Key::interface_name(address), None);
+        self.nft("dismiss an instance", &["-f", "-"], &change).await.map(drop)
+    }
+
+    /// Tries from inside the instance that process `pid` is in what it must not reach. `address` is where its daemon listens.
+    /// See [`prove`]; it takes some milliseconds, and never longer than [`PROOF_DEADLINE`] and a moment.
+    pub async fn prove(&self, pid: u32, address: SocketAddrV4, lane: Lane) -> Result<(), ProofError> {
+        let (config, (sender, outcome)) = (self.config.clone(), tokio::sync::oneshot::channel());
+        let thread = std::thread::Builder::new().name("kiln-proof".to_owned());
+        let work = move || {
+            // Nobody waits any more: then nobody needs to know.
+            let _ = sender.send(prove::prove(&config, pid, address, lane));
+        };
+        thread.spawn(work).map_err(|source| ProofError::Impossible { what: "start a thread".to_owned(), source })?;
+        match tokio::time::timeout(PROOF_DEADLINE * 2, outcome).await {
+            Ok(Ok(outcome)) => outcome,
+            _ => Err(ProofError::TimedOut),
+        }
     }
 
     /// Removes the interface that a start which failed half-way has left; with it no other start succeeds. To be called

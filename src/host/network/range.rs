@@ -31,6 +31,13 @@ impl Range {
         format!("{}*", &name[..name.len() - 8 + digits])
     }
 
+    /// The address that the name of one of the range's interfaces holds.
+    pub fn address_of(self, interface: &str) -> Option<Ipv4Addr> {
+        let bits = u32::from_str_radix(interface.strip_prefix("kiln")?, 16).ok()?;
+        let address = Ipv4Addr::from_bits(bits);
+        (self.contains(address) && Key::interface_name(address) == interface).then_some(address)
+    }
+
     const fn mask(self) -> u32 {
         u32::MAX << (32 - self.length)
     }
@@ -81,6 +88,11 @@ mod tests {
             assert_eq!(range.to_string(), text);
         }
         let range: Range = "10.88.0.0/16".parse().expect("valid");
+        let address = Ipv4Addr::new(10, 88, 1, 200);
+        assert_eq!(range.address_of(&Key::interface_name(address)), Some(address));
+        for other in ["kiln0a5901c8", "kiln0A5801C8", "kiln0a58", "kiln+a5801c8", "eth0", "kiln", "kilnstray"] {
+            assert_eq!(range.address_of(other), None, "of {other}");
+        }
         assert!(range.contains(Ipv4Addr::new(10, 88, 255, 1)) && !range.contains(Ipv4Addr::new(10, 89, 0, 1)));
     }
 

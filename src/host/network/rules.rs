@@ -1,12 +1,13 @@
 //! The table as text, and whether a listing of it is what was rendered. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::{NetworkConfig, Reach};
+use super::NetworkConfig;
+use crate::host::Lane;
 
 /// Not for instances, IPv4: the special-purpose ranges of RFC 6890 and its registry, multicast, the reserved class, and
 /// the one metadata service that hides behind a public address (Azure's 168.63.129.16).
@@ -29,25 +30,6 @@ pub const CLOSED_V4: [&str; 16] = [
     "240.0.0.0/4",
 ];
 
-/// Not for instances, IPv6: unspecified, loopback and IPv4-compatible, IPv4-mapped, NAT64 (it would reach the ranges
-/// above), discard, protocol assignments, documentation, 6to4, segment routing, unique local, link and site local, multicast.
-pub const CLOSED_V6: [&str; 14] = [
-    "::/96",
-    "::ffff:0:0/96",
-    "64:ff9b::/96",
-    "64:ff9b:1::/48",
-    "100::/64",
-    "2001::/23",
-    "2001:db8::/32",
-    "2002::/16",
-    "3fff::/20",
-    "5f00::/16",
-    "fc00::/7",
-    "fe80::/10",
-    "fec0::/10",
-    "ff00::/8",
-];
-
 struct Chain {
     name: &'static str,
     /// Type, hook and priority of a base chain.
@@ -62,8 +44,13 @@ struct Set {
     elements: Vec<String>,
 }
 
-/// One transaction that makes the table exactly this, whatever was there. `admitted` are interface names.
-pub fn render(config: &NetworkConfig, admitted: &[String]) -> String {
+/// Interfaces by name, each with its lane.
+pub type Admitted = BTreeMap<String, Lane>;
+
+const LANES: [Lane; 2] = [Lane::Trusted, Lane::Untrusted];
+
+/// One transaction that makes the table exactly this, whatever was there.
+pub fn render(config: &NetworkConfig, admitted: &Admitted) -> String {
     let table = &config.table;
     let mut text = format!("table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n");
     for set in sets(config, admitted) {
@@ -90,32 +77,37 @@ pub fn render(config: &NetworkConfig, admitted: &[String]) -> String {
     text
 }
 
-/// Puts one interface into the set `public` or out of it; either is idempotent.
-pub fn admission(table: &str, interface: &str, reach: Reach) -> String {
-    let add = format!("add element inet {table} public {{ \"{interface}\" }}\n");
-    match reach {
-        Reach::Public => add,
+/// Puts one interface into the set of its lane and out of the other's, or out of both; idempotent.
+pub fn admission(table: &str, interface: &str, lane: Option<Lane>) -> String {
+    let mut text = String::new();
+    for set in LANES {
+        let element = |verb| format!("{verb} element inet {table} {} {{ \"{interface}\" }}\n", set.name());
         // Deleting what is not there would fail the transaction.
-        Reach::Confined => format!("{add}delete element inet {table} public {{ \"{interface}\" }}\n"),
+        text += &element("add");
+        if lane != Some(set) {
+            text += &element("delete");
+        }
     }
+    text
 }
 
-fn sets(config: &NetworkConfig, admitted: &[String]) -> Vec<Set> {
+fn sets(config: &NetworkConfig, admitted: &Admitted) -> Vec<Set> {
     let resolvers = |v4: bool| {
         config.resolvers.iter().filter(|address| address.is_ipv4() == v4).map(IpAddr::to_string).collect::<Vec<_>>()
     };
-    let closed = |ranges: &[&str]| ranges.iter().map(|&range| range.to_owned()).collect::<Vec<_>>();
+    let members = |lane: Lane| Set {
+        name: lane.name(),
+        kind: "ifname",
+        intervals: false,
+        elements: admitted.iter().filter(|(_, of)| **of == lane).map(|(name, _)| format!("\"{name}\"")).collect(),
+    };
+    let closed = CLOSED_V4.map(str::to_owned).to_vec();
     vec![
-        Set { name: "closed4", kind: "ipv4_addr", intervals: true, elements: closed(&CLOSED_V4) },
-        Set { name: "closed6", kind: "ipv6_addr", intervals: true, elements: closed(&CLOSED_V6) },
+        Set { name: "closed4", kind: "ipv4_addr", intervals: true, elements: closed },
         Set { name: "resolvers4", kind: "ipv4_addr", intervals: false, elements: resolvers(true) },
         Set { name: "resolvers6", kind: "ipv6_addr", intervals: false, elements: resolvers(false) },
-        Set {
-            name: "public",
-            kind: "ifname",
-            intervals: false,
-            elements: admitted.iter().map(|name| format!("\"{name}\"")).collect(),
-        },
+        members(Lane::Trusted),
+        members(Lane::Untrusted),
     ]
 }
 
@@ -129,9 +121,25 @@ fn chains(config: &NetworkConfig) -> Vec<Chain> {
         "ip6 daddr @resolvers6 meta l4proto { tcp, udp } th dport 53 accept",
     ];
     let replies = "ct state established,related accept";
+    let mirrors: BTreeSet<_> = config.mirrors.iter().collect();
+    let mirrors = mirrors.into_iter().map(|m| format!("ip daddr {} tcp dport {} accept", m.ip(), m.port())).collect();
+    let allowed: BTreeSet<_> = config.allow.iter().collect();
+    let allowed = allowed.into_iter().map(|destination| format!("{} accept", destination.matcher())).collect();
     vec![
         plain("refuse", &["meta l4proto tcp reject with tcp reset", "reject with icmpx type admin-prohibited"]),
-        plain("to_host", &[replies, resolvers[0], resolvers[1], "goto refuse"]),
+        Chain { name: "mirrors", base: None, rules: mirrors },
+        Chain { name: "allowed", base: None, rules: allowed },
+        plain(
+            "to_host",
+            &[
+                replies,
+                resolvers[0],
+                resolvers[1],
+                "iifname @trusted jump mirrors",
+                "iifname @untrusted jump mirrors",
+                "goto refuse",
+            ],
+        ),
         plain("to_daemon", &[replies, "goto refuse"]),
         plain(
             "from_instance",
@@ -142,9 +150,13 @@ fn chains(config: &NetworkConfig) -> Vec<Chain> {
                 "oifname \"kiln*\" goto refuse",
                 resolvers[0],
                 resolvers[1],
+                "iifname @trusted jump mirrors",
+                "iifname @untrusted jump mirrors",
+                "iifname @trusted jump allowed",
                 "ip daddr @closed4 goto refuse",
-                "ip6 daddr @closed6 goto refuse",
-                "iifname @public accept",
+                // IPv6 is closed as a whole but for resolvers: no instance has an address there.
+                "meta nfproto ipv4 iifname @trusted accept",
+                "meta nfproto ipv4 iifname @untrusted accept",
                 "goto refuse",
             ],
         ),
@@ -193,31 +205,36 @@ pub fn verify(listing: &str, config: &NetworkConfig) -> Result<(), String> {
             return Err(format!("chain {} has {count} rules in place of {}", chain.name, chain.rules.len()));
         }
     }
-    if rules.len() != expected.len() {
+    if rules.keys().any(|name| expected.iter().all(|chain| chain.name != *name)) {
         return Err("there are rules in chains of other names".to_owned());
     }
-    for set in sets(config, &[]) {
+    for set in sets(config, &Admitted::new()) {
         let found = items
             .iter()
             .filter_map(|item| item.get("set"))
             .find(|found| text(found, "name") == set.name)
             .ok_or_else(|| format!("set {} is missing", set.name))?;
         let count = found.get("elem").and_then(Value::as_array).map_or(0, Vec::len);
-        if set.name != "public" && count != set.elements.len() {
+        if LANES.iter().all(|lane| lane.name() != set.name) && count != set.elements.len() {
             return Err(format!("set {} has {count} elements in place of {}", set.name, set.elements.len()));
         }
     }
     Ok(())
 }
 
-/// The interfaces in the set `public` of a listing; none when it cannot be read: confined is the safe side.
-pub fn admitted(listing: &str) -> Vec<String> {
-    let Ok(items) = items(listing) else { return Vec::new() };
-    let public = items.iter().filter_map(|item| item.get("set")).find(|set| text(set, "name") == "public");
-    let elements = public.and_then(|set| set.get("elem")).and_then(Value::as_array);
-    let names = elements.into_iter().flatten().filter_map(Value::as_str);
+/// The interfaces in the lanes' sets of a listing; none when it cannot be read: closed is the safe side.
+pub fn admitted(listing: &str) -> Admitted {
+    let Ok(items) = items(listing) else { return Admitted::new() };
     let is_ours = |name: &&str| name.starts_with("kiln") && name.bytes().all(|b| b.is_ascii_alphanumeric());
-    names.filter(is_ours).map(str::to_owned).collect()
+    let mut admitted = Admitted::new();
+    // Untrusted last: what is in both is that.
+    for lane in LANES {
+        let set = items.iter().filter_map(|item| item.get("set")).find(|set| text(set, "name") == lane.name());
+        let elements = set.and_then(|set| set.get("elem")).and_then(Value::as_array);
+        let names = elements.into_iter().flatten().filter_map(Value::as_str).filter(is_ours);
+        admitted.extend(names.map(|name| (name.to_owned(), lane)));
+    }
+    admitted
 }
 
 fn items(listing: &str) -> Result<Vec<Value>, String> {

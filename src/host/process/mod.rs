@@ -30,7 +30,7 @@ use self::proc::Identity;
 use self::watch::Watcher;
 use super::key_locks::KeyLocks;
 use super::occupancy::Held;
-use super::{FoundInstance, InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound, files};
+use super::{FoundInstance, InstanceEvent, InstanceSpec, InstanceState, Lane, Runtime, RuntimeError, StopBound, files};
 
 mod instance;
 mod kill;
@@ -181,6 +181,15 @@ impl ProcessRuntime {
         .await
     }
 
+    /// Code that nobody has vouched for would have the host (K7).
+    fn check_lane(&self, operation: &'static str, spec: &InstanceSpec) -> Result<(), RuntimeError> {
+        if self.isolates() || spec.lane == Lane::Trusted {
+            return Ok(());
+        }
+        let why = "it is for untrusted code, which the process runtime cannot keep apart from the host".to_owned();
+        Err(refused(operation, &spec.key, why))
+    }
+
     /// True when it drained in time.
     async fn drain(&self, key: &Key, daemon: &Identity, bound: Duration) -> Result<bool, RuntimeError> {
         let io = |e| error("stop", key, std::path::Path::new("/proc"), e);
@@ -249,11 +258,13 @@ impl Runtime for ProcessRuntime {
     }
 
     async fn create(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
+        self.check_lane("create", spec)?;
         let wanted = spec.clone();
         self.locked("create", &spec.key, move |instances| instances.create(&wanted)).await
     }
 
     async fn start(&self, spec: &InstanceSpec) -> Result<String, RuntimeError> {
+        self.check_lane("start", spec)?;
         let (key, wanted) = (&spec.key, spec.clone());
         let started = self.locked("start", key, move |instances| instances.start(&wanted)).await?;
         self.watcher.watch(key, &started.daemon, self.instances.desk(key));
@@ -299,6 +310,11 @@ impl Runtime for ProcessRuntime {
     async fn cpu_time(&self, spec: &InstanceSpec) -> Result<Option<Duration>, RuntimeError> {
         let wanted = spec.key.clone();
         self.quick("measure", &spec.key, move |instances| instances.cpu_time(&wanted)).await
+    }
+
+    async fn prove_isolation(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
+        let why = "the process runtime keeps nothing apart from the host; use runtime incus".to_owned();
+        Err(refused("prove the isolation of", &spec.key, why))
     }
 
     async fn last_words(&self, spec: &InstanceSpec) -> String {

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::record::RunFile;
 use super::*;
-use crate::host::{Change, Limits, Properties, contract};
+use crate::host::{Change, Lane, Limits, Properties, contract};
 
 /// Ends on SIGTERM, like a drained buildkitd. The child is what a build step is to a real one.
 pub(super) const STAND_IN: &str = "#!/bin/sh\ntrap 'echo drained; kill -9 $! 2>/dev/null; exit 1' TERM\necho \"up with $*\"\nenv\n\
@@ -52,6 +52,7 @@ impl Lab {
         std::fs::write(at("files").join("buildkitd.toml"), "").expect("written");
         InstanceSpec {
             key: key.clone(),
+            lane: Lane::Trusted,
             properties: Properties::from([("repo".to_owned(), "r".to_owned())]),
             address: SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8372),
             volume: at("volume"),

@@ -23,11 +23,13 @@ pub mod dir;
 #[cfg(test)]
 pub mod fake;
 mod listing;
+mod medium;
 #[cfg(test)]
 mod mounts;
 mod names;
 mod record;
 mod root;
+pub mod sound;
 mod tree;
 
 pub use btrfs::BtrfsEngine;
@@ -136,6 +138,9 @@ pub enum VolumeError {
 #[async_trait]
 pub trait VolumeEngine: Send + Sync + 'static {
     fn name(&self) -> &'static str;
+
+    /// Whether a snapshot or a clone costs next to nothing, and is one instant of a volume that is being written.
+    fn copies_are_instant(&self) -> bool;
 
     /// Makes an empty volume of at most `size` bytes (where the engine can enforce it). One that exists with an equal
     /// `key` property is returned as it is; one with another is [`VolumeError::Foreign`].

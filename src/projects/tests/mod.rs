@@ -2,6 +2,7 @@
 
 mod heart;
 mod leaps;
+mod past;
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::model::{ModelEffects, Mood};
 use super::{
-    Addressing, Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, Routed, StepDeadlines, VerbError,
+    Addressing, Caller, ForkBounds, Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, Routed, StepDeadlines, VerbError,
 };
 use crate::clock::SystemClock;
 use crate::entropy::SystemEntropy;
@@ -162,6 +163,7 @@ fn with_window(window: Duration) -> Policy {
 
 fn config(policy: Policy) -> ProjectsConfig {
     ProjectsConfig {
+        forks: ForkBounds::default(),
         policy,
         admission: AdmissionPolicy::default(),
         defaults: Settings::default(),

@@ -1,0 +1,182 @@
+//! The past of a cache, and copies of it, on a model host.
+
+use kiln_domain::cache::HistoryPolicy;
+use kiln_domain::{SnapshotName, Verdict};
+
+use super::*;
+
+const FIRST: SnapshotName = SnapshotName::new(1);
+
+/// On storage with cheap snapshots, one after each build.
+fn eager() -> Policy {
+    let history = HistoryPolicy { every: Duration::from_millis(1), ..HistoryPolicy::default() };
+    Policy { history, ..policy() }
+}
+
+fn bench_with(policy: Policy) -> Bench {
+    let effects = ModelEffects::default();
+    effects.set_cheap();
+    let config = ProjectsConfig { untrusted: Ok(()), ..config(policy) };
+    Bench::with_config(effects, config)
+}
+
+/// Routed and over.
+async fn build(bench: &Bench) {
+    let build = bench.route().await;
+    bench.projects.complete(&key(), &token(&build)).await.expect("released");
+}
+
+async fn untrusted(bench: &Bench, pull_request: Option<&str>) -> Result<RouteResponse, RouteError> {
+    let caller = Caller { untrusted: true, pull_request: pull_request.map(str::to_owned), branch: None };
+    let options = RouteOptions { caller, ..RouteOptions::default() };
+    let routed = tokio::time::timeout(PATIENCE, bench.projects.route(spec(), options)).await;
+    routed.expect("an answer in time").map(deliver)
+}
+
+async fn events(bench: &Bench, kind: &str) -> Vec<String> {
+    let (_, events) = bench.projects.why(&key()).await.expect("explained");
+    events.into_iter().filter(|event| event.kind == kind).map(|event| event.text).collect()
+}
+
+#[tokio::test]
+async fn after_a_build_a_snapshot_is_taken_and_tried_out() {
+    let bench = bench_with(eager());
+    build(&bench).await;
+    bench.until("there is a good one", async |b| {
+        b.projects.cache_log(&key()).await.expect("a log").first().is_some_and(|s| s.verdict == Verdict::Good)
+    })
+    .await;
+    bench.until("it is told", async |b| events(b, "snapshot").await == ["kiln-000001 was taken"]).await;
+}
+
+#[tokio::test]
+async fn one_is_taken_by_hand_whatever_the_cadence() {
+    let bench = bench_with(policy());
+    assert!(matches!(bench.projects.snapshot(&key()).await, Err(VerbError::Unknown(_))));
+    build(&bench).await;
+    bench.until("the first is there", async |b| !b.effects.snapshots_of(&key()).is_empty()).await;
+    let taken = bench.projects.snapshot(&key()).await.expect("taken");
+    assert_eq!(taken.name, SnapshotName::new(2));
+    bench.projects.stop(&key(), false).await.expect("stopped");
+    bench.until("its worker has gone", async |b| b.projects.workers() == 0).await;
+    assert_eq!(bench.projects.snapshot(&key()).await.expect("taken of one that sleeps").name, SnapshotName::new(3));
+}
+
+#[tokio::test]
+async fn a_snapshot_that_cannot_be_taken_disturbs_nothing() {
+    let bench = bench_with(eager());
+    bench.effects.set_mood(Mood::Failing(Step::TakeSnapshot));
+    build(&bench).await;
+    let refused = bench.projects.snapshot(&key()).await;
+    assert!(matches!(&refused, Err(VerbError::Failed { text, .. }) if text.contains("take a snapshot")), "{refused:?}");
+    assert_eq!(bench.phase().await, "warm");
+    assert!(bench.route().await.ready);
+}
+
+#[tokio::test]
+async fn a_cache_goes_back_and_the_daemon_is_drained_first() {
+    let bench = bench_with(eager());
+    let busy = bench.route().await;
+    bench.projects.snapshot(&key()).await.expect("taken");
+    let refused = bench.projects.rollback(&key(), Some(FIRST), false).await;
+    assert!(matches!(&refused, Err(VerbError::Busy { .. })), "{refused:?}");
+    bench.projects.complete(&key(), &token(&busy)).await.expect("released");
+    let missing = bench.projects.rollback(&key(), Some(SnapshotName::new(77)), false).await;
+    assert!(matches!(&missing, Err(VerbError::NoSnapshot { there, .. }) if there.contains("kiln-000001")), "{missing:?}");
+    assert_eq!(bench.count(Step::StopInstance(Stop::Graceful)), 0, "nothing was stopped for what does not exist");
+    assert_eq!(bench.projects.rollback(&key(), Some(FIRST), false).await.expect("back"), FIRST);
+    let tail: Vec<Step> = bench.steps().into_iter().filter(|step| !step.is_upkeep()).collect();
+    assert_eq!(tail[tail.len() - 2..], [Step::StopInstance(Stop::Graceful), Step::Rollback(FIRST)]);
+    bench.until("it is told", async |b| events(b, "rollback").await.concat().contains("gone back to kiln-000001")).await;
+    assert!(bench.route().await.ready);
+}
+
+#[tokio::test]
+async fn by_force_it_goes_back_under_a_build_and_comes_up_again() {
+    let bench = bench_with(eager());
+    let _busy = bench.route().await;
+    bench.projects.snapshot(&key()).await.expect("taken");
+    bench.projects.rollback(&key(), Some(FIRST), true).await.expect("back");
+    let steps = bench.steps();
+    let at = |step| steps.iter().position(|done| *done == step).expect("done");
+    assert!(at(Step::StopInstance(Stop::Force)) < at(Step::Rollback(FIRST)));
+    bench.until("the lease has its daemon again", async |b| b.phase().await == "warm").await;
+    assert_eq!(bench.count(Step::StartInstance), 2);
+}
+
+#[tokio::test]
+async fn an_empty_cache_is_had_for_the_asking() {
+    let bench = bench_with(policy());
+    build(&bench).await;
+    bench.projects.reset(&key(), false).await.expect("emptied");
+    assert_eq!(bench.count(Step::DiscardCache), 1);
+    bench.projects.reset(&key(), false).await.expect("empty already");
+    assert_eq!(bench.count(Step::DiscardCache), 1);
+    assert!(bench.route().await.ready);
+    assert_eq!(bench.count(Step::CreateVolume), 2);
+}
+
+#[tokio::test]
+async fn a_damaged_cache_goes_back_by_itself_and_whoever_waits_gets_the_daemon() {
+    let bench = bench_with(eager());
+    build(&bench).await;
+    bench.until("there is a good one", async |b| {
+        b.effects.snapshots_of(&key()).first().is_some_and(|s| s.verdict == Verdict::Good)
+    })
+    .await;
+    bench.projects.stop(&key(), false).await.expect("stopped");
+    bench.effects.damage(&key(), "panic: page 3 already freed");
+    assert!(bench.route().await.ready, "the request that found the damage is served");
+    assert_eq!(bench.steps().iter().filter(|step| matches!(step, Step::Rollback(_))).count(), 1);
+    let told = "was damaged (panic: page 3 already freed)";
+    bench.until("it is told", async |b| events(b, "rollback").await.concat().contains(told)).await;
+}
+
+#[tokio::test]
+async fn without_a_good_snapshot_damage_is_told_with_its_remedies() {
+    let bench = bench_with(Policy { history: HistoryPolicy { every: Duration::ZERO, ..eager().history }, ..policy() });
+    build(&bench).await;
+    bench.projects.stop(&key(), false).await.expect("stopped");
+    bench.effects.damage(&key(), "invalid database");
+    let error = bench.try_route().await.expect_err("refused").to_string();
+    assert!(error.contains("invalid database") && error.contains("kiln cache reset"), "{error}");
+    bench.projects.reset(&key(), false).await.expect("emptied");
+    assert!(bench.route().await.ready);
+}
+
+#[tokio::test]
+async fn each_pull_request_has_a_copy_of_its_own_that_goes_with_it() {
+    let bench = bench_with(with_window(Duration::from_millis(50)));
+    build(&bench).await;
+    let (one, other) = (untrusted(&bench, Some("1")).await.expect("routed"), untrusted(&bench, Some("2")).await.expect("routed"));
+    let nameless = untrusted(&bench, None).await.expect("routed");
+    assert_eq!(nameless.key, key().fork());
+    assert!(one.key != other.key && one.key.project() == key() && one.server_name.contains(one.key.as_str()));
+    let again = untrusted(&bench, Some("1")).await.expect("routed");
+    assert_eq!(again.key, one.key);
+    assert_eq!(bench.count(Step::CloneVolume), 3);
+    assert_eq!(bench.count(Step::CreateVolume), 1);
+    for build in [one, again, other, nameless] {
+        bench.projects.complete(&build.key, &token(&build)).await.expect("released");
+    }
+    bench.until("nothing is left of them", async |b| b.projects.list().await.expect("listed").len() == 1).await;
+    assert_eq!(bench.count(Step::DestroyVolume), 3);
+    assert_eq!(bench.count(Step::Discard), 0, "a copy does not go through the trash");
+}
+
+#[tokio::test]
+async fn forks_are_bounded_for_each_project() {
+    let effects = ModelEffects::default();
+    let forks = ForkBounds { per_project: 2, on_host: 3 };
+    let bench = Bench::with_config(effects, ProjectsConfig { untrusted: Ok(()), forks, ..config(policy()) });
+    for number in ["1", "2"] {
+        untrusted(&bench, Some(number)).await.expect("routed");
+    }
+    let refused = untrusted(&bench, Some("3")).await;
+    assert!(matches!(&refused, Err(RouteError::TooManyForks { text }) if text.contains("2 forks of this project")), "{refused:?}");
+    untrusted(&bench, Some("2")).await.expect("one that is there goes on");
+    assert_eq!(bench.projects.list().await.expect("listed").len(), 2, "the refused one leaves nothing");
+    for bad in ["a b", "1\n2", &"1".repeat(200)] {
+        assert!(matches!(untrusted(&bench, Some(bad)).await, Err(RouteError::PullRequest(_))), "{bad:?}");
+    }
+}

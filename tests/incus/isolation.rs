@@ -1,0 +1,245 @@
+//! What an instance can reach, tried from inside of real ones.
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv6Addr, TcpListener};
+use std::os::fd::AsFd as _;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use super::*;
+
+fn run(line: &str) -> bool {
+    Command::new("sh").args(["-ec", line]).status().expect("sh").success()
+}
+
+impl Lab {
+    async fn started_in(&mut self, lane: Lane, number: u8) -> InstanceSpec {
+        let spec = InstanceSpec { lane, ..self.spec(number).await };
+        self.runtime.create(&spec).await.expect("created");
+        self.runtime.start(&spec).await.expect("started");
+        spec
+    }
+
+    /// The host's number of its first process.
+    fn pid(&self, spec: &InstanceSpec) -> String {
+        let listed = self.incus(&["list", "--format=csv", "--columns=p", &spec.key.daemon_name()]);
+        String::from_utf8_lossy(&listed.stdout).trim().to_owned()
+    }
+
+    /// Undoes `damage` and does it again until a proof has failed without the runtime's guard having mended the table.
+    async fn violation(&self, spec: &InstanceSpec, damage: &str) -> String {
+        for _ in 0..5 {
+            assert!(run(damage), "{damage}");
+            let outcome = self.runtime.prove_isolation(spec).await;
+            let mended = self.network.check().await.is_ok();
+            self.network.ensure().await.expect("mended");
+            match outcome {
+                Err(error @ RuntimeError::NotIsolated { .. }) => return error.to_string(),
+                Ok(()) if mended => {}
+                other => panic!("{damage}: {other:?}"),
+            }
+        }
+        panic!("{damage}: the guard was always there first")
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_isolated_is_proven_and_what_is_not_is_named() {
+    let Some(mut lab) = Lab::new("what_is_isolated_is_proven_and_what_is_not_is_named").await else { return };
+    let spec = lab.started_in(Lane::Untrusted, 20).await;
+    let other = lab.started_in(Lane::Trusted, 21).await;
+    // Right after its start, when nothing listens in it yet, and again.
+    lab.runtime.prove_isolation(&spec).await.expect("isolated from the start");
+    answers(&spec).await;
+    answers(&other).await;
+    for _ in 0..3 {
+        let begun = Instant::now();
+        lab.runtime.prove_isolation(&spec).await.expect("isolated");
+        eprintln!("proof {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(1), "a proof takes {:?}", begun.elapsed());
+    }
+    lab.runtime.prove_isolation(&other).await.expect("the trusted are isolated too");
+
+    let accepted = |chain: &str, rule: &str| format!("nft insert rule inet {TABLE} {chain} {rule} accept");
+    let reached = lab.violation(&spec, &accepted("to_host", "tcp dport 1024-65535")).await;
+    assert!(reached.contains("this host (") && reached.contains("nft list ruleset"), "{reached}");
+    let daemon = format!("another daemon ({})", other.address);
+    let reached = lab.violation(&spec, &accepted("from_instance", "oifname kiln*")).await;
+    assert!(reached.contains(&daemon), "{reached}");
+    let reached = lab.violation(&spec, &format!("nft flush table inet {TABLE}")).await;
+    assert!(reached.contains("from inside it reached"), "{reached}");
+
+    // A metadata service, and a way to it.
+    assert!(run("ip addr add 169.254.169.254/32 dev lo"));
+    let service = TcpListener::bind("169.254.169.254:80");
+    let reached = lab.violation(&spec, &accepted("to_host", "tcp dport 80")).await;
+    drop(service.expect("a service"));
+    assert!(run("ip addr del 169.254.169.254/32 dev lo"));
+    assert!(reached.contains("the metadata service (169.254.169.254:80)"), "{reached}");
+
+    // A second way out, of which the table knows nothing.
+    let pid = lab.pid(&spec);
+    assert!(run(&format!("ip link add kilntestout type veth peer name out netns {pid}")));
+    let reached = lab.runtime.prove_isolation(&spec).await;
+    assert!(run("ip link delete kilntestout"));
+    let reached = reached.expect_err("there is a way out").to_string();
+    assert!(reached.contains("the interface out, which leads out past the firewall"), "{reached}");
+
+    lab.runtime.prove_isolation(&spec).await.expect("isolated again");
+    lab.done().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_left_of_a_lane_when_its_instance_is_gone() {
+    let Some(mut lab) = Lab::new("nothing_is_left_of_a_lane_when_its_instance_is_gone").await else { return };
+    let members = || {
+        let listed = Command::new("nft").args(["list", "table", "inet", TABLE]).output().expect("nft");
+        String::from_utf8_lossy(&listed.stdout).matches("kiln0a4f00").count()
+    };
+    let specs = [lab.started_in(Lane::Untrusted, 22).await, lab.started_in(Lane::Trusted, 23).await];
+    assert_eq!(members(), 2);
+    for spec in &specs {
+        lab.runtime.stop(spec, StopBound::Force).await.expect("stopped");
+    }
+    lab.runtime.destroy(&specs[0]).await.expect("destroyed");
+    lab.runtime.destroy_found(&specs[1].key.daemon_name()).await.expect("destroyed by its name");
+    assert_eq!(members(), 0);
+    lab.done().await;
+}
+
+/// Another network namespace that plays everything beyond this host; removed with it. Its cable must not be named like
+/// Kiln's own, all of which are closed.
+struct Internet {
+    forwards_v6: String,
+}
+
+const PUBLIC: &str = "11.99.0.2";
+const PRIVATE: &str = "10.66.0.2";
+const V6_FORWARDING: &str = "/proc/sys/net/ipv6/conf/all/forwarding";
+
+impl Internet {
+    const SETUP: &str = "
+        ip netns add kilntest
+        ip link add ktestwan type veth peer name wan netns kilntest
+        ip addr add 11.99.0.1/24 dev ktestwan; ip -6 addr add 2a11:99::1/64 dev ktestwan nodad
+        ip link set ktestwan up
+        ip -n kilntest link set lo up; ip -n kilntest link set wan up
+        for a in 11.99.0.2/24 10.66.0.2/32 192.168.66.2/32 172.16.66.2/32 100.64.66.2/32; do
+            ip -n kilntest addr add $a dev wan; done
+        for a in 2a11:99::2/64 fd66::2/128; do ip -n kilntest -6 addr add $a dev wan nodad; done
+        ip -n kilntest route add default via 11.99.0.1; ip -n kilntest -6 route add default via 2a11:99::1
+        for a in 10.66.0.2 192.168.66.2 172.16.66.2 100.64.66.2; do ip route add $a via 11.99.0.2; done
+        ip -6 route add fd66::2 via 2a11:99::2";
+
+    fn new() -> Self {
+        Self::remove();
+        assert!(run(Self::SETUP), "no network to test with");
+        let forwards_v6 = std::fs::read_to_string(V6_FORWARDING).expect("read");
+        std::fs::write(V6_FORWARDING, "1").expect("IPv6 is forwarded");
+        for port in [80, 5000, 7000] {
+            // Its sockets stay in the namespace; the thread ends with the test.
+            std::thread::spawn(move || {
+                let namespace = File::open("/run/netns/kilntest").expect("the namespace");
+                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).expect("entered");
+                let service = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).expect("a service");
+                for connection in service.incoming() {
+                    drop(connection);
+                }
+            });
+        }
+        let deadline = Instant::now() + PATIENCE;
+        let listens = |port: u16| std::net::TcpStream::connect((PUBLIC, port)).is_ok();
+        while ![80, 5000, 7000].into_iter().all(listens) {
+            assert!(Instant::now() < deadline, "nothing listens there");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Self { forwards_v6 }
+    }
+
+    fn remove() {
+        let _ = Command::new("ip").args(["link", "delete", "ktestwan"]).output();
+        let _ = Command::new("ip").args(["netns", "delete", "kilntest"]).output();
+    }
+}
+
+impl Drop for Internet {
+    fn drop(&mut self) {
+        Self::remove();
+        let _ = std::fs::write(V6_FORWARDING, self.forwards_v6.trim());
+    }
+}
+
+/// An address of IPv6 and a way out, as nobody gives it to an instance: closed all the same.
+fn give_v6(lab: &Lab, spec: &InstanceSpec) {
+    let (pid, cable) = (lab.pid(spec), Key::interface_name(*spec.address.ip()));
+    let last = spec.address.ip().octets()[3];
+    assert!(run(&format!(
+        "ip -6 addr add fd79::1/128 dev {cable} nodad 2>/dev/null || true
+         ip -6 route add fd79::{last}/128 dev {cable}
+         nsenter -t {pid} -n sh -ec '
+            ip -6 addr add fd79::{last}/128 dev eth0 nodad
+            ip -6 route add fd79::1/128 dev eth0
+            ip -6 route add default via fd79::1 dev eth0'"
+    )));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_each_lane_reaches_of_the_world() {
+    let open = |firewall: &mut NetworkConfig| {
+        firewall.mirrors = vec![format!("{PRIVATE}:5000").parse().expect("an address")];
+        firewall.allow = vec![format!("{PRIVATE}:7000").parse().expect("a destination")];
+    };
+    let Some(mut lab) = Lab::with("what_each_lane_reaches_of_the_world", open).await else { return };
+    let internet = Internet::new();
+    let untrusted = lab.started_in(Lane::Untrusted, 24).await;
+    let trusted = lab.started_in(Lane::Trusted, 25).await;
+    for spec in [&untrusted, &trusted] {
+        answers(spec).await;
+        give_v6(&lab, spec);
+    }
+    let service = TcpListener::bind("[::]:0").expect("a service of the host");
+    let host = service.local_addr().expect("its address").port();
+    let places: [(&str, u16, bool, bool); 14] = [
+        // Where, and whether the untrusted and the trusted reach it.
+        (PUBLIC, 80, true, true),
+        (PRIVATE, 5000, true, true),
+        (PRIVATE, 7000, false, true),
+        (PRIVATE, 80, false, false),
+        ("192.168.66.2", 80, false, false),
+        ("172.16.66.2", 80, false, false),
+        ("100.64.66.2", 80, false, false),
+        ("fd66::2", 80, false, false),
+        ("fd66::2", 5000, false, false),
+        ("2a11:99::2", 80, false, false),
+        ("11.99.0.1", host, false, false),
+        ("169.254.0.1", host, false, false),
+        ("2a11:99::1", host, false, false),
+        ("fd79::1", host, false, false),
+    ];
+    let reached = |spec: &InstanceSpec| {
+        let reach = |(address, port, ..): &(&str, u16, bool, bool)| {
+            lab.reaches(spec, address.parse::<IpAddr>().expect("an address"), *port)
+        };
+        places.iter().map(reach).collect::<Vec<_>>()
+    };
+    let (of_untrusted, of_trusted) = (reached(&untrusted), reached(&trusted));
+    let proofs = [lab.runtime.prove_isolation(&untrusted).await, lab.runtime.prove_isolation(&trusted).await];
+    // Without the table each of these places is there to be reached, so it is the table that closes them.
+    let control = loop {
+        lab.network.remove().await.expect("removed");
+        let control = reached(&untrusted);
+        if lab.network.check().await.is_err() {
+            break control;
+        }
+    };
+    drop(internet);
+    for (at, (address, port, by_untrusted, by_trusted)) in places.into_iter().enumerate() {
+        assert_eq!(of_untrusted[at], by_untrusted, "{address}:{port} from the untrusted");
+        assert_eq!(of_trusted[at], by_trusted, "{address}:{port} from the trusted");
+        assert!(control[at], "{address}:{port} is closed without the table too");
+    }
+    for proof in proofs {
+        proof.expect("an address of IPv6 opens nothing");
+    }
+    lab.done().await;
+}
