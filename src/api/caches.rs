@@ -5,7 +5,8 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use kiln_domain::{ParseSnapshotError, SnapshotName};
+use kiln_domain::SnapshotName;
+use kiln_domain::cache::ParseSnapshotError;
 use kiln_wire::{ApiError, CacheView, DiskUsage, Reset, Rollback, RolledBack, SnapshotView};
 
 use super::Api;
