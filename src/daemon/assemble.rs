@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kiln_domain::Policy;
+use kiln_domain::cache::fanout::FanOutPolicy;
 use kiln_domain::admission::AdmissionPolicy;
 use kiln_domain::health::HealthPolicy;
 use kiln_domain::idle::IdlePolicy;
@@ -206,6 +207,7 @@ fn projects_config(config: &Config) -> Result<ProjectsConfig, StartError> {
         route_wait: config.api.route_wait,
         connect_wait: Limits::default().wake.saturating_sub(SAY_WHY),
         forks: ForkBounds::default(),
+        fan_out: FanOutPolicy::default(),
         untrusted: match config.runtime.kind {
             RuntimeKind::Process => Err("the process runtime cannot keep them apart from the host".to_owned()),
             RuntimeKind::Incus => Ok(()),

@@ -160,6 +160,7 @@ impl Worker {
             lease.clamp_to(now, &shared.policy.lease);
         }
         record.last_activity = record.last_activity.min(now);
+        desk.load.set_leases(leases.len());
         Self {
             key: record.key.clone(),
             settings: shared.settings(&record),
