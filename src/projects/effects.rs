@@ -92,6 +92,9 @@ pub enum EffectError {
     NotServing { key: Key, log: String, source: ProbeError },
     #[error("the daemon of {key} went away while it was starting; its last words:\n{log}")]
     Exited { key: Key, log: String },
+    /// What runs can reach what it must not: it has to be stopped by force, at once.
+    #[error("the daemon of {key} must not go on: {source}")]
+    NotIsolated { key: Key, source: RuntimeError },
     #[error("gave up after {} s: {step}", .after.as_secs())]
     TimedOut { step: &'static str, after: Duration },
 }
