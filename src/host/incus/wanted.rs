@@ -19,7 +19,6 @@ const LANE: &str = "user.kiln.lane";
 const BASE_IMAGE: &str = "volatile.base_image";
 const RESOLVERS: &str = "environment.KILN_RESOLVERS";
 const ALLOWANCE: &str = "limits.cpu.allowance";
-const SWAP: &str = "limits.memory.swap";
 /// Of the cache's device.
 const IO_LIMITS: [&str; 2] = ["limits.read", "limits.write"];
 
@@ -148,7 +147,7 @@ fn changeable(name: &str) -> Option<Change> {
     match name {
         RESOLVERS => Some(Change::Resolvers),
         // These only: a limit that we never set may be somebody's way around one that we do.
-        "limits.memory" | SWAP | "limits.cpu" | "limits.processes" => Some(Change::Limits),
+        "limits.memory" | "limits.cpu" | "limits.processes" => Some(Change::Limits),
         _ => None,
     }
 }
@@ -204,9 +203,8 @@ fn config(spec: &InstanceSpec, incus: &IncusConfig) -> Map {
         }
     }
     if let Some(bytes) = spec.limits.memory_bytes {
+        // Not `limits.memory.swap`: Incus takes that in no project that is restricted, and the restriction is worth more.
         set("limits.memory", format!("{bytes}B"));
-        // What may go on in swap is not limited, and slows the host down for everybody.
-        set(SWAP, "false".to_owned());
     }
     if let Some(cpus) = spec.limits.cpus {
         // So many CPUs and not so much time of all: a build that starts a compiler for each CPU it sees must not see the
@@ -368,7 +366,6 @@ mod tests {
             f.devices.get_mut("cache").map(|cache| cache.insert("limits.write".into(), "5B".into()));
         };
         assert_eq!(changes(&io), [Change::Limits]);
-        assert_eq!(changes(&|f| drop(f.config.remove("limits.memory.swap"))), [Change::Limits]);
         assert_eq!(changes(&set("environment.KILN_RESOLVERS", "1.1.1.1")), [Change::Resolvers]);
         assert_eq!(changes(&|f| drop(f.config.remove("environment.KILN_RESOLVERS"))), [Change::Resolvers]);
         let pool = |f: &mut Found| {
@@ -429,8 +426,7 @@ mod tests {
     fn limits_are_in_incus_s_words() {
         let limits = Limits { memory_bytes: Some(9), cpus: Some(2), processes: Some(7), io_bytes: Some(5) };
         let made = creation(&InstanceSpec { limits, ..spec() }, &incus());
-        for (name, value) in [("limits.memory", "9B"), (SWAP, "false"), ("limits.cpu", "2"), ("limits.processes", "7")]
-        {
+        for (name, value) in [("limits.memory", "9B"), ("limits.cpu", "2"), ("limits.processes", "7")] {
             assert_eq!(made["config"][name], value, "{name}");
         }
         for name in IO_LIMITS {
