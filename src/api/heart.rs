@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::http::StatusCode;
-use kiln_domain::{BuildSpec, Key, LeaseToken, Tier};
+use kiln_domain::{BuildSpec, Entitlements, Key, LeaseToken, Tier};
 use kiln_wire::{Change, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
 use thiserror::Error;
 
@@ -93,6 +93,8 @@ pub struct SettingsChange {
     pub memory_bytes: Change<u64>,
     pub cpus: Change<u32>,
     pub processes: Change<u32>,
+    pub io_bytes: Change<u64>,
+    pub entitlements: Change<Entitlements>,
 }
 
 /// For what goes away by itself within a moment.

@@ -77,7 +77,7 @@ impl Heart for Projects {
     }
 
     async fn set(&self, key: &Key, change: SettingsChange) -> Result<ProjectView, VerbError> {
-        Projects::set(self, key, move |own| apply(&change, own)).await?;
+        Projects::set(self, key, move |own| apply(change, own)).await?;
         Heart::show(self, key).await
     }
 
@@ -146,14 +146,17 @@ impl Heart for Projects {
     }
 }
 
-fn apply(change: &SettingsChange, own: &mut Settings) {
-    let SettingsChange { tier, idle_window, volume_bytes, memory_bytes, cpus, processes } = *change;
+fn apply(change: SettingsChange, own: &mut Settings) {
+    let SettingsChange { tier, idle_window, volume_bytes, memory_bytes, cpus, processes, io_bytes, entitlements } =
+        change;
     tier.apply(&mut own.tier);
     idle_window.apply(&mut own.idle_window);
     volume_bytes.apply(&mut own.volume_bytes);
     memory_bytes.apply(&mut own.memory_bytes);
     cpus.apply(&mut own.cpus);
     processes.apply(&mut own.processes);
+    io_bytes.apply(&mut own.io_bytes);
+    entitlements.apply(&mut own.entitlements);
 }
 
 impl From<StoreError> for CompleteError {

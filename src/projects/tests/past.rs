@@ -76,7 +76,7 @@ async fn a_snapshot_that_cannot_be_taken_disturbs_nothing() {
 
 #[tokio::test]
 async fn a_cache_goes_back_and_the_daemon_is_drained_first() {
-    let bench = bench_with(eager());
+    let bench = bench_with(policy());
     let busy = bench.route().await;
     bench.projects.snapshot(&key()).await.expect("taken");
     let refused = bench.projects.rollback(&key(), Some(FIRST), false).await;
@@ -94,7 +94,7 @@ async fn a_cache_goes_back_and_the_daemon_is_drained_first() {
 
 #[tokio::test]
 async fn by_force_it_goes_back_under_a_build_and_comes_up_again() {
-    let bench = bench_with(eager());
+    let bench = bench_with(policy());
     let _busy = bench.route().await;
     bench.projects.snapshot(&key()).await.expect("taken");
     bench.projects.rollback(&key(), Some(FIRST), true).await.expect("back");
@@ -253,4 +253,17 @@ async fn a_route_that_waits_on_a_member_is_resumed_there() {
     let stranger = BuildSpec::new("github.com/other/repo", "", "", "amd64").expect("valid");
     let options = RouteOptions { resume: Some(token(&ready)), ..RouteOptions::default() };
     assert!(matches!(bench.projects.route(stranger, options).await.err(), Some(RouteError::Gone)));
+}
+
+#[tokio::test]
+async fn a_fork_that_is_not_kept_apart_serves_nobody_and_is_stopped_by_force() {
+    let bench = bench_with(policy());
+    build(&bench).await;
+    bench.effects.set_mood(Mood::Leaky);
+    let refused = untrusted(&bench, Some("1")).await;
+    assert!(matches!(&refused, Err(RouteError::Failed { text, retryable: false, .. }) if text.contains("metadata")), "{refused:?}");
+    bench.until("nothing is left of it", async |b| b.projects.list().await.expect("listed").len() == 1).await;
+    assert_eq!(bench.count(Step::StopInstance(Stop::Force)), 1);
+    bench.effects.set_mood(Mood::Obedient);
+    assert!(untrusted(&bench, Some("1")).await.expect("routed").ready);
 }

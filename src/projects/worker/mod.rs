@@ -130,6 +130,8 @@ struct Run {
     /// It was started by this worker, and has not answered yet.
     unborn: bool,
     counted: Option<Counted>,
+    /// What it was found to reach, and must not.
+    leaks: Option<String>,
     /// The incarnation whose first answer was waited for in vain.
     gave_up_on: Option<String>,
     /// Others need the room.
@@ -433,6 +435,7 @@ impl Worker {
             counted: self.run.counted,
             served: self.run.served,
             unborn: self.run.unborn,
+            leaks: self.run.leaks.as_deref(),
             gave_up_on: self.run.gave_up_on.as_deref(),
             place: self.place,
             past: Past {
