@@ -74,7 +74,7 @@ impl Lab {
             address: SocketAddrV4::new(Ipv4Addr::new(10, 79, 0, number), PORT),
             volume,
             files,
-            limits: Limits { memory_bytes: Some(1 << 30), cpus: Some(1), processes: Some(2000) },
+            limits: Limits { memory_bytes: Some(1 << 30), cpus: Some(1), processes: Some(2000), io_bytes: None },
         };
         self.runtime.stop(&spec, StopBound::Force).await.expect("nothing runs of an earlier run");
         self.runtime.destroy(&spec).await.expect("nothing is left of an earlier run");

@@ -27,11 +27,11 @@ const ROUTE_MARGIN: Duration = Duration::from_secs(30);
 /// What takes a daemon or an instance down, beside the drains: one of the daemon, and one of what is left of it.
 const TAKING_DOWN: Duration = Duration::from_mins(4);
 
-/// Caches are moved or freed, file by file where the storage cannot do better.
+/// Caches are moved, freed or measured, file by file where the storage cannot do better.
 const FREEING: Duration = Duration::from_mins(10);
 
-/// A copy that a file system makes at once, or an engine that measures cache by cache.
-const COPYING_OR_MEASURING: Duration = Duration::from_mins(2);
+/// A step of the host, and looks before and after.
+const COPYING: Duration = Duration::from_mins(2);
 
 /// Health checkers wait a few seconds before they take silence for an answer.
 const READINESS: Duration = Duration::from_secs(5);
@@ -142,12 +142,12 @@ impl Heart for Bounded {
         within(self.taking_down, "the project to be removed", self.heart.remove(key)).await
     }
 
-    async fn cache(&self, key: &Key) -> Result<CacheView, VerbError> {
-        within(A_LOOK, "the cache to be looked at", self.heart.cache(key)).await
+    async fn cache(&self, key: &Key, measure: bool) -> Result<CacheView, VerbError> {
+        within(A_LOOK, "the cache to be looked at", self.heart.cache(key, measure)).await
     }
 
     async fn snapshot(&self, key: &Key) -> Result<(SnapshotView, bool), VerbError> {
-        within(COPYING_OR_MEASURING, "the snapshot to be taken", self.heart.snapshot(key)).await
+        within(COPYING, "the snapshot to be taken", self.heart.snapshot(key)).await
     }
 
     async fn roll_back(&self, key: &Key, to: Option<SnapshotName>, force: bool) -> Result<SnapshotName, VerbError> {
@@ -159,7 +159,7 @@ impl Heart for Bounded {
     }
 
     async fn disk_usage(&self) -> Result<DiskUsage, VerbError> {
-        within(COPYING_OR_MEASURING, "the caches to be measured", self.heart.disk_usage()).await
+        within(FREEING, "the caches to be measured", self.heart.disk_usage()).await
     }
 
     async fn orphans(&self) -> Result<Vec<Orphan>, VerbError> {

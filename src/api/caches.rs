@@ -2,32 +2,55 @@
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use kiln_domain::SnapshotName;
 use kiln_domain::cache::ParseSnapshotError;
 use kiln_wire::{ApiError, CacheView, DiskUsage, Reset, Rollback, RolledBack, SnapshotView};
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 use super::Api;
 use super::answers::JsonError;
 use super::body::read;
 use super::v1::{InPath, parse};
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Measuring {
+    /// Whether to measure it: some storage is walked through for that.
+    #[serde(default = "yes")]
+    #[param(default = true)]
+    usage: bool,
+}
+
+const fn yes() -> bool {
+    true
+}
+
 /// What there is of a cache to go back to, and where its bytes are.
 #[utoipa::path(
     get, path = "/v1/projects/{key}/cache", tag = "caches",
-    params(("key" = String, Path, description = "As /route answers it and `kiln key` prints it")),
+    params(Measuring, ("key" = String, Path, description = "As /route answers it and `kiln key` prints it")),
     responses(
         (status = 200, description = "Looked up on the host now", body = CacheView),
-        (status = 400, description = "Not a key", body = ApiError),
+        (status = 400, description = "Not a key, or malformed", body = ApiError),
         (status = 404, description = "No such project", body = ApiError),
         (status = 500, description = "The host could not be looked at", body = ApiError),
         (status = 503, description = "Not now; see Retry-After", body = ApiError),
     )
 )]
-pub(super) async fn show(State(api): State<Api>, key: InPath) -> Result<Json<CacheView>, JsonError> {
-    Ok(Json(api.heart.cache(&parse(key)?).await?))
+pub(super) async fn show(
+    State(api): State<Api>,
+    key: InPath,
+    query: Result<Query<Measuring>, QueryRejection>,
+) -> Result<Json<CacheView>, JsonError> {
+    let key = parse(key)?;
+    let Query(Measuring { usage }) = query.map_err(|error| JsonError::bad_request(error.body_text()))?;
+    Ok(Json(api.heart.cache(&key, usage).await?))
 }
 
 /// Take a snapshot of a cache, unless nothing was written since the newest.

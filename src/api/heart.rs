@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::http::StatusCode;
-use kiln_domain::{BuildSpec, Key, LeaseToken, SnapshotName, Tier};
+use kiln_domain::{BuildSpec, Entitlements, Key, LeaseToken, SnapshotName, Tier};
 use kiln_wire::{
     CacheView, Change, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, SnapshotView, Trashed, Why,
 };
@@ -61,8 +61,9 @@ pub trait Heart: Send + Sync + 'static {
     /// Forgets the project; its cache goes to the trash. [`VerbError::Busy`] while a build counts on it.
     async fn remove(&self, key: &Key) -> Result<(), VerbError>;
 
-    /// Looks at the host.
-    async fn cache(&self, key: &Key) -> Result<CacheView, VerbError>;
+    /// Looks at the host. `measure`: also where its bytes are, which may take long; a cache that cannot be measured has a past
+    /// all the same.
+    async fn cache(&self, key: &Key, measure: bool) -> Result<CacheView, VerbError>;
 
     /// The newest snapshot, and whether it was taken for this: none is of what did not change.
     async fn snapshot(&self, key: &Key) -> Result<(SnapshotView, bool), VerbError>;
@@ -111,6 +112,8 @@ pub struct SettingsChange {
     pub memory_bytes: Change<u64>,
     pub cpus: Change<u32>,
     pub processes: Change<u32>,
+    pub io_bytes: Change<u64>,
+    pub entitlements: Change<Entitlements>,
 }
 
 /// For what goes away by itself within a moment.

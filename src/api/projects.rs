@@ -81,7 +81,7 @@ impl Heart for Projects {
     }
 
     async fn set(&self, key: &Key, change: SettingsChange) -> Result<ProjectView, VerbError> {
-        Projects::set(self, key, move |own| apply(&change, own)).await?;
+        Projects::set(self, key, move |own| apply(change, own)).await?;
         Heart::show(self, key).await
     }
 
@@ -93,10 +93,15 @@ impl Heart for Projects {
         Ok(Projects::remove(self, key).await?)
     }
 
-    async fn cache(&self, key: &Key) -> Result<CacheView, VerbError> {
-        let (log, usage) = tokio::join!(self.cache_log(key), self.cache_usage(key));
+    async fn cache(&self, key: &Key, measure: bool) -> Result<CacheView, VerbError> {
+        let measured = async { if measure { self.cache_usage(key).await.map(|cache| cache.usage) } else { Ok(None) } };
+        let (log, usage) = tokio::join!(self.cache_log(key), measured);
         let snapshots = log?.iter().map(snapshot_view).collect();
-        Ok(CacheView { key: key.to_string(), snapshots, usage: usage?.usage.as_ref().map(usage_view) })
+        let (usage, unmeasured) = match usage {
+            Ok(usage) => (usage.as_ref().map(usage_view), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Ok(CacheView { key: key.to_string(), snapshots, usage, unmeasured })
     }
 
     async fn snapshot(&self, key: &Key) -> Result<(SnapshotView, bool), VerbError> {
@@ -214,14 +219,17 @@ fn in_use(error: projects::VerbError, verb: &'static str) -> VerbError {
     }
 }
 
-fn apply(change: &SettingsChange, own: &mut Settings) {
-    let SettingsChange { tier, idle_window, volume_bytes, memory_bytes, cpus, processes } = *change;
+fn apply(change: SettingsChange, own: &mut Settings) {
+    let SettingsChange { tier, idle_window, volume_bytes, memory_bytes, cpus, processes, io_bytes, entitlements } =
+        change;
     tier.apply(&mut own.tier);
     idle_window.apply(&mut own.idle_window);
     volume_bytes.apply(&mut own.volume_bytes);
     memory_bytes.apply(&mut own.memory_bytes);
     cpus.apply(&mut own.cpus);
     processes.apply(&mut own.processes);
+    io_bytes.apply(&mut own.io_bytes);
+    entitlements.apply(&mut own.entitlements);
 }
 
 impl From<StoreError> for CompleteError {

@@ -9,7 +9,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use kiln_domain::lease::ParseTokenError;
-use kiln_domain::{Key, LeaseToken, ParseKeyError, Tier};
+use kiln_domain::{Entitlement, Entitlements, Key, LeaseToken, ParseKeyError, Tier};
 use kiln_wire::{ApiError, LeaseView, ProjectView, Renew, SettingsPatch, Why, units};
 use serde::Deserialize;
 use subtle::ConstantTimeEq as _;
@@ -90,7 +90,7 @@ pub(super) async fn set(State(api): State<Api>, key: InPath, body: Body) -> Resu
 }
 
 fn well_formed(patch: SettingsPatch) -> Result<SettingsChange, String> {
-    let SettingsPatch { tier, idle_window, volume, memory, cpus, processes } = patch;
+    let SettingsPatch { tier, idle_window, volume, memory, cpus, processes, io, entitlements } = patch;
     Ok(SettingsChange {
         tier: tier.try_map(|text| tier_of(&text))?,
         idle_window: idle_window.try_map(|text| span_of(&text))?,
@@ -98,7 +98,17 @@ fn well_formed(patch: SettingsPatch) -> Result<SettingsChange, String> {
         memory_bytes: memory.try_map(|text| size_of("memory", &text))?,
         cpus,
         processes,
+        io_bytes: io.try_map(|text| size_of("io", &text))?,
+        entitlements: entitlements.try_map(|names| entitlements_of(&names))?,
     })
+}
+
+fn entitlements_of(names: &[String]) -> Result<Entitlements, String> {
+    let read = |name: &String| {
+        let known = name.parse::<Entitlement>();
+        known.map_err(|_| format!("entitlements has {}: it is security.insecure or network.host", quoted(name)))
+    };
+    names.iter().map(read).collect()
 }
 
 fn tier_of(text: &str) -> Result<Tier, String> {

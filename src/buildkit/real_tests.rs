@@ -77,6 +77,7 @@ impl Daemon {
             capacity: Capacity::Own(SIZE),
             resolvers: Vec::new(),
             max_parallelism: None,
+            entitlements: kiln_domain::Entitlements::new(),
             debug: false,
         };
         pki.write_daemon_file(&key, "buildkitd.toml", &config.render().expect("rendered")).expect("written");

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 
+use kiln_domain::Entitlements;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -28,6 +29,8 @@ pub struct DaemonConfig {
     pub resolvers: Vec<IpAddr>,
     /// Build steps at a time; `None` is unlimited.
     pub max_parallelism: Option<u32>,
+    /// What builds may ask for beyond what all get.
+    pub entitlements: Entitlements,
     pub debug: bool,
 }
 
@@ -64,7 +67,7 @@ impl DaemonConfig {
         }
         let file = File {
             root: text(&self.root)?,
-            entitlements: [],
+            entitlements: self.entitlements.iter().map(|entitlement| entitlement.name()).collect(),
             log: Log { format: "text", level: if self.debug { "debug" } else { "info" } },
             grpc: Grpc {
                 address: [format!("tcp://{}", self.address)],
@@ -160,9 +163,9 @@ fn policy(space: Space) -> Vec<Rule> {
 #[derive(Serialize)]
 struct File {
     root: String,
-    /// None: neither the host's network by name, nor privileged steps, nor devices.
+    /// None unless they were granted: neither the daemon's network by name, nor privileged steps; devices never.
     #[serde(rename = "insecure-entitlements")]
-    entitlements: [String; 0],
+    entitlements: Vec<&'static str>,
     log: Log,
     grpc: Grpc,
     otel: Otel,
@@ -260,6 +263,8 @@ struct Rule {
 
 #[cfg(test)]
 mod tests {
+    use kiln_domain::Entitlement;
+
     use super::*;
 
     fn config(capacity: Capacity) -> DaemonConfig {
@@ -271,6 +276,7 @@ mod tests {
             capacity,
             resolvers: vec!["192.0.2.53".parse().expect("an address")],
             max_parallelism: Some(4),
+            entitlements: Entitlements::new(),
             debug: false,
         }
     }
@@ -301,6 +307,14 @@ mod tests {
         assert_eq!(file["worker"]["oci"]["max-parallelism"].as_integer(), Some(4));
         assert_eq!(file["worker"]["containerd"]["enabled"].as_bool(), Some(false));
         assert!(!file["grpc"].as_table().expect("a table").contains_key("debugAddress"));
+    }
+
+    #[test]
+    fn only_what_was_granted_is_an_entitlement() {
+        let entitlements = Entitlements::from([Entitlement::NetworkHost]);
+        let file = parsed(&DaemonConfig { entitlements, ..config(Capacity::Own(10 << 30)) });
+        let names = file["insecure-entitlements"].as_array().expect("a list");
+        assert_eq!(names.iter().map(|name| name.as_str()).collect::<Vec<_>>(), [Some("network.host")]);
     }
 
     #[test]

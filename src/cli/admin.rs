@@ -6,7 +6,9 @@ use kiln_wire::{Change, LeaseView, Orphan, ProjectView, Setting, SettingsPatch, 
 
 use super::CliError;
 use super::args::KeyArg;
-use super::args::{Field, OrphansArgs, OrphansVerb, RenewArgs, SetArgs, SettingFlags, TrashArgs, TrashVerb, WhyArgs};
+use super::args::{
+    Field, NONE, OrphansArgs, OrphansVerb, RenewArgs, SetArgs, SettingFlags, TrashArgs, TrashVerb, WhyArgs,
+};
 use super::client::Client;
 use super::print::{self, Printer, fields, json, out, plain};
 use super::show::since;
@@ -58,11 +60,18 @@ fn patch(flags: &SettingFlags, reset: &[Field]) -> Result<SettingsPatch, CliErro
         memory: text(Field::Memory, &flags.memory)?,
         cpus: number(Field::Cpus, flags.cpus)?,
         processes: number(Field::Processes, flags.processes)?,
+        io: text(Field::Io, &flags.io)?,
+        entitlements: change(Field::Allow, entitlements(&flags.allow), reset)?,
     };
     if patch == SettingsPatch::default() {
         return Err(CliError::NothingToSet);
     }
     Ok(patch)
+}
+
+/// `None` where none was named; `none` stands for an empty set.
+fn entitlements(named: &[String]) -> Option<Vec<String>> {
+    (!named.is_empty()).then(|| named.iter().filter(|name| *name != NONE).cloned().collect())
 }
 
 fn change<T>(field: Field, value: Option<T>, reset: &[Field]) -> Result<Change<T>, CliError> {
@@ -77,7 +86,9 @@ fn change<T>(field: Field, value: Option<T>, reset: &[Field]) -> Result<Change<T
 /// What counts for a project, where it comes from, and what waits for a roll.
 pub(super) fn settings(project: &ProjectView) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
-    if let Some(SettingsView { tier, idle_window, volume, memory, cpus, processes }) = &project.settings {
+    if let Some(SettingsView { tier, idle_window, volume, memory, cpus, processes, io, entitlements }) =
+        &project.settings
+    {
         let of = |Setting { value, origin }: &Setting| {
             format!("{} ({})", value.as_deref().unwrap_or("unlimited"), origin.name())
         };
@@ -88,6 +99,8 @@ pub(super) fn settings(project: &ProjectView) -> Vec<(&'static str, String)> {
             ("memory", of(memory)),
             ("cpus", of(cpus)),
             ("processes", of(processes)),
+            ("io", of(io)),
+            ("entitlements", of(entitlements)),
         ];
     }
     lines.extend(project.pending.iter().map(|what| ("after a roll", what.clone())));

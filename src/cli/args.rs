@@ -243,7 +243,16 @@ pub(super) struct SettingFlags {
     pub(super) cpus: Option<u32>,
     #[arg(long, value_name = "COUNT")]
     pub(super) processes: Option<u32>,
+    /// Bytes per second read from the disk, and as many written: 200MiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(super) io: Option<String>,
+    /// What trusted builds may ask for: security.insecure, network.host (may be given several times), or none
+    #[arg(long, value_name = "ENTITLEMENT", value_parser = ["security.insecure", "network.host", NONE])]
+    pub(super) allow: Vec<String>,
 }
+
+/// In the place of entitlements.
+pub(super) const NONE: &str = "none";
 
 /// A setting by its flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -254,6 +263,8 @@ pub(super) enum Field {
     Memory,
     Cpus,
     Processes,
+    Io,
+    Allow,
 }
 
 impl Field {
@@ -265,6 +276,8 @@ impl Field {
             Self::Memory => "memory",
             Self::Cpus => "cpus",
             Self::Processes => "processes",
+            Self::Io => "io",
+            Self::Allow => "allow",
         }
     }
 }

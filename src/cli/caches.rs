@@ -19,15 +19,18 @@ const IN_THE_TRASH: &str = "what the cache held until now is in the trash (`kiln
 pub(super) async fn run(client: &Client, args: &CacheArgs) -> Result<(), CliError> {
     match &args.verb {
         CacheVerb::Log { key } => {
-            let cache = client.cache(key).await?;
+            let cache = client.cache(key, false).await?;
             if args.json { json(&cache.snapshots) } else { log(&cache) }
         }
         CacheVerb::Usage { key } => {
-            let cache = client.cache(key).await?;
-            if args.json {
-                return json(&cache.usage);
+            let CacheView { usage, unmeasured, .. } = client.cache(key, true).await?;
+            if let Some(why) = unmeasured {
+                return Err(CliError::Unmeasured { key: key.clone(), why });
             }
-            match &cache.usage {
+            if args.json {
+                return json(&usage);
+            }
+            match &usage {
                 Some(usage) => fields(&usage_lines(usage)),
                 None => out(&format!("{key} has no cache: its next build begins with an empty one\n")),
             }

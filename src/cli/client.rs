@@ -199,9 +199,9 @@ impl Client {
         self.decode(&body)
     }
 
-    pub(super) async fn cache(&self, key: &Key) -> Result<CacheView, ClientError> {
-        // kilnd measures it.
-        let call = self.http.get(self.url(&format!("/v1/projects/{key}/cache")));
+    pub(super) async fn cache(&self, key: &Key, measure: bool) -> Result<CacheView, ClientError> {
+        let query = if measure { "" } else { "?usage=false" };
+        let call = self.http.get(self.url(&format!("/v1/projects/{key}/cache{query}")));
         let body = self.call("look at the cache", call, STOP).await?;
         self.decode(&body)
     }

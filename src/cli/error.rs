@@ -4,6 +4,7 @@ use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 
+use kiln_domain::Key;
 use kiln_domain::project::PullRequestError;
 use kiln_domain::spec::SpecError;
 use thiserror::Error;
@@ -44,6 +45,8 @@ pub(super) enum CliError {
     NothingToSet,
     #[error("--{0} and --reset {0} contradict each other: give one of them")]
     SetAndReset(&'static str),
+    #[error("the cache of {key} could not be measured: {why}")]
+    Unmeasured { key: Key, why: String },
     #[error("a build id is the 16 hexadecimal digits that /route answered")]
     BuildId,
     #[error("cannot run {program}")]

@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kiln_domain::Settings;
 use thiserror::Error;
 
 use super::{Config, RuntimeKind};
@@ -180,6 +181,17 @@ impl Config {
         if let Err(error) = self.defaults().check() {
             return value("runtime.limits", &self.runtime.limits, &error.to_string());
         }
+        let most = self.untrusted();
+        let most = Settings {
+            memory_bytes: most.memory_bytes,
+            cpus: most.cpus,
+            processes: most.processes,
+            io_bytes: most.io_bytes,
+            ..Settings::default()
+        };
+        if let Err(error) = most.check() {
+            return value("untrusted", &self.untrusted, &error.to_string());
+        }
         Ok(())
     }
 }
@@ -341,6 +353,12 @@ mod tests {
             ("[buildkit]\nport = 0", "buildkit.port"),
             ("[gateway]\nlisten = '0.0.0.0:1234'", "gateway.listen"),
             ("[runtime]\nlimits = { memory = '1MiB' }", "runtime.limits"),
+            ("[untrusted]\nmemory = '1MiB'", "untrusted"),
+            ("[untrusted]\ncpus = 0", "untrusted"),
+            ("[untrusted]\nio = '1B'", "untrusted"),
+            ("[untrusted]\nentitlements = ['network.host']", "unknown field"),
+            ("[[rules]]\nrepo = '*'\nentitlements = ['device']", "security.insecure"),
+            ("[[rules]]\nrepo = '*'\nio = '1B'", "rules"),
             ("[policy]\nmax_leases = 0", "policy.max_leases"),
             ("[policy]\nwedged_after = '1s'", "policy.wedged_after"),
             ("[policy]\njournal_kept = '59m'", "policy.journal_kept"),

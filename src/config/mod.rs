@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kiln_domain::settings::{Rule as DomainRule, SettingsError};
-use kiln_domain::{AddressRange, Rules, Settings, Tier};
+use kiln_domain::{AddressRange, Entitlements, Rules, Settings, Tier, UntrustedPolicy};
 pub use load::{ConfigError, Overrides};
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,8 @@ pub struct Config {
     pub buildkit: BuildKit,
     pub policy: Policy,
     pub admission: Admission,
+    /// What a daemon for untrusted builds may use at most. Absent: by the host's size, see [`kiln_domain::lane::limits_of`].
+    pub untrusted: Limits,
     pub compatibility: Compatibility,
     /// `[[rules]]`: settings for the repositories that each names. The first that matches counts.
     pub rules: Vec<Rule>,
@@ -124,6 +126,9 @@ pub struct Limits {
     pub memory: Option<u64>,
     pub cpus: Option<u32>,
     pub processes: Option<u32>,
+    /// Per second, of reading and of writing.
+    #[serde(with = "units::optional_bytes")]
+    pub io: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -238,6 +243,10 @@ pub struct Rule {
     pub memory: Option<u64>,
     pub cpus: Option<u32>,
     pub processes: Option<u32>,
+    #[serde(with = "units::optional_bytes", skip_serializing_if = "Option::is_none")]
+    pub io: Option<u64>,
+    /// For trusted builds only.
+    pub entitlements: Option<Entitlements>,
 }
 
 impl Rule {
@@ -249,6 +258,8 @@ impl Rule {
             memory_bytes: self.memory,
             cpus: self.cpus,
             processes: self.processes,
+            io_bytes: self.io,
+            entitlements: self.entitlements.clone(),
         }
     }
 }
@@ -279,6 +290,7 @@ impl Default for Config {
             buildkit: BuildKit::default(),
             policy: Policy::default(),
             admission: Admission::default(),
+            untrusted: Limits::default(),
             compatibility: Compatibility::default(),
             rules: Vec::new(),
         }
@@ -378,6 +390,9 @@ impl Config {
             memory_bytes: limits.memory,
             cpus: limits.cpus,
             processes: limits.processes,
+            io_bytes: limits.io,
+            // Only by a rule or for a project: not for all at once.
+            entitlements: None,
         }
     }
 
@@ -389,6 +404,12 @@ impl Config {
             Ok(DomainRule { repo: rule.repo.parse()?, settings })
         };
         Ok(Rules(self.rules.iter().map(read).collect::<Result<_, SettingsError>>()?))
+    }
+
+    /// What daemons for untrusted builds may use at most.
+    pub fn untrusted(&self) -> UntrustedPolicy {
+        let Limits { memory, cpus, processes, io } = self.untrusted;
+        UntrustedPolicy { memory_bytes: memory, cpus, processes, io_bytes: io }
     }
 
     pub fn socket(&self) -> PathBuf {

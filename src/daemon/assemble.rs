@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kiln_domain::Policy;
+use kiln_domain::cache::fanout::FanOutPolicy;
 use kiln_domain::admission::AdmissionPolicy;
 use kiln_domain::health::HealthPolicy;
 use kiln_domain::idle::IdlePolicy;
@@ -173,6 +174,8 @@ fn effects_config(config: &Config, paths: DaemonPaths) -> HostEffectsConfig {
         shared_file_system: file_system_size(&config.volumes_path()),
         nameservers: config.buildkit.nameservers.iter().copied().map(IpAddr::V4).collect(),
         paths,
+        size: host_size(),
+        untrusted: config.untrusted(),
         deadlines: deadlines(config),
     }
 }
@@ -206,6 +209,7 @@ fn projects_config(config: &Config) -> Result<ProjectsConfig, StartError> {
         route_wait: config.api.route_wait,
         connect_wait: Limits::default().wake.saturating_sub(SAY_WHY),
         forks: ForkBounds::default(),
+        fan_out: FanOutPolicy::default(),
         untrusted: match config.runtime.kind {
             RuntimeKind::Process => Err("the process runtime cannot keep them apart from the host".to_owned()),
             RuntimeKind::Incus => Ok(()),
@@ -328,8 +332,34 @@ fn incus(config: &Config) -> Result<IncusRuntime, StartError> {
         pool: config.runtime.incus.pool.clone(),
         image: config.runtime.incus.image.clone(),
         resolvers: name_servers,
+        own_ids: has_ids_to_give(),
     };
+    if !incus.own_ids {
+        tracing::warn!(
+            "/etc/subuid or /etc/subgid gives root fewer than {ENOUGH_IDS} ids: instances for untrusted builds share \
+             theirs with the others; write root:1000000:1000000000 into both and restart Incus"
+        );
+    }
     Ok(IncusRuntime::new(incus, Arc::new(Network::new(network)))?)
+}
+
+/// Of 65536 ids each, for as many instances of untrusted builds as a host can run.
+const ENOUGH_IDS: u64 = 65536 * 128;
+
+/// Whether Incus, which runs as root, has enough user and group ids to give each untrusted instance some of its own.
+fn has_ids_to_give() -> bool {
+    let enough = |path| fs::read_to_string(path).is_ok_and(|text| most_ids_of_root(&text) >= ENOUGH_IDS);
+    ["/etc/subuid", "/etc/subgid"].into_iter().all(enough)
+}
+
+/// The longest of root's ranges in a file like subuid(5).
+fn most_ids_of_root(text: &str) -> u64 {
+    let counts = text.lines().filter_map(|line| {
+        let (owner, range) = line.trim().split_once(':')?;
+        let (_, count) = range.split_once(':')?;
+        matches!(owner, "root" | "0").then(|| count.parse().ok())?
+    });
+    counts.max().unwrap_or(0)
 }
 
 /// As configured, or the host's own that an instance could reach.
@@ -364,6 +394,18 @@ mod tests {
         }
         store.ping().await.expect("writes");
         store.events(old - 1, 1).await.expect("reads").first().is_some_and(|event| event.id == old)
+    }
+
+    #[test]
+    fn the_ids_of_root_are_counted() {
+        for (text, count) in [
+            ("", 0),
+            ("root:1000000:1000000000\n", 1_000_000_000),
+            ("# root:1:9\nuser:100000:65536\nroot:165536:65536\n0:300000:70000\n", 70_000),
+            ("root:1000000\nroot:a:b\nroot::\n", 0),
+        ] {
+            assert_eq!(most_ids_of_root(text), count, "of {text:?}");
+        }
     }
 
     #[tokio::test]

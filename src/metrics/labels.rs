@@ -221,6 +221,8 @@ label! {
         Died = "died",
         /// It runs and does not serve.
         Wedged = "wedged",
+        /// It runs untrusted code and could reach what it must not.
+        NotIsolated = "not_isolated",
         /// It could not open its cache.
         CacheDamaged = "cache_damaged",
         /// Its instance was not made to the end.

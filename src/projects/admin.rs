@@ -279,6 +279,14 @@ impl Projects {
             memory: setting(effective.memory_bytes.map(show_size), |s| s.memory_bytes.is_some()),
             cpus: setting(number(effective.cpus), |s| s.cpus.is_some()),
             processes: setting(number(effective.processes), |s| s.processes.is_some()),
+            io: setting(effective.io_bytes.map(show_size), |s| s.io_bytes.is_some()),
+            entitlements: setting(Some(show_names(&effective)), |s| s.entitlements.is_some()),
         }
     }
+}
+
+/// The entitlements, or that there are none.
+fn show_names(settings: &Settings) -> String {
+    let names: Vec<_> = settings.entitlements.iter().flatten().map(|entitlement| entitlement.name()).collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }

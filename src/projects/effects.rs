@@ -122,6 +122,9 @@ pub enum EffectError {
     Exited { key: Key, log: String },
     #[error("the cache of {key} is damaged: {what}")]
     Damaged { key: Key, what: String },
+    /// What runs can reach what it must not: it has to be stopped by force, at once.
+    #[error("the daemon of {key} must not go on: {source}")]
+    NotIsolated { key: Key, source: RuntimeError },
     #[error("gave up after {} s: {step}", .after.as_secs())]
     TimedOut { step: &'static str, after: Duration },
 }

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::admission::AdmissionPolicy;
+use kiln_domain::cache::fanout::FanOutPolicy;
 use kiln_domain::settings::HostSize;
-use kiln_domain::{AddressPool, BuildSpec, Identity, Key, Lease, LeaseToken, Policy, Rules, Settings};
+use kiln_domain::{AddressPool, BuildSpec, Identity, Key, Lease, LeaseToken, Policy, Role, Rules, Settings};
 use kiln_domain::project::PullRequestError;
 use kiln_wire::{Credential, RouteResponse};
 use std::net::SocketAddrV4;
@@ -17,6 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::admission::{Admission, QueueFigures};
 use super::answer::{Addressing, Ready, Routed, Standing};
 use super::effects::{Effects, StepDeadlines};
+use super::fanout::Spread;
 use super::messages::{Granted, Message, Refusal, RefusalKind, Releasing, Renewing, Undelivered};
 use super::registry::{Registry, Shared, WorkerHandle};
 use super::trials::Trials;
@@ -51,6 +53,7 @@ pub struct ProjectsConfig {
     /// How long what was thrown away is kept.
     pub trash_kept: Duration,
     pub forks: ForkBounds,
+    pub fan_out: FanOutPolicy,
     /// Whether untrusted builds can be kept apart on this host, and why not.
     pub untrusted: Result<(), String>,
 }
@@ -72,6 +75,7 @@ impl ProjectsConfig {
             connect_wait: Duration::from_secs(16),
             trash_kept: Duration::from_hours(24 * 7),
             forks: ForkBounds::default(),
+            fan_out: FanOutPolicy::default(),
             untrusted: Err("nothing keeps them apart here".to_owned()),
         }
     }
@@ -189,6 +193,9 @@ pub struct Projects {
     pub(super) shared: Arc<Shared>,
     pub(super) registry: Registry,
     pub(super) config: Arc<ProjectsConfig>,
+    pub(super) spread: Spread,
+    /// Whether copies of caches cost next to nothing here.
+    pub(super) cheap: bool,
     pki: Pki,
     entropy: Arc<dyn Entropy>,
 }
@@ -206,6 +213,7 @@ impl Projects {
     pub fn new(config: ProjectsConfig, foundations: Foundations) -> Self {
         let Foundations { store, effects, pki, clock, entropy } = foundations;
         let metrics = Arc::new(Metrics::new());
+        let (spread, cheap) = (Spread::default(), effects.snapshots_are_cheap());
         let shared = Shared {
             metrics,
             rebuilding: Mutex::default(),
@@ -223,7 +231,7 @@ impl Projects {
             addresses: config.addresses,
         };
         let projects =
-            Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), pki, entropy };
+            Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), spread, cheap, pki, entropy };
         projects.register_levels();
         projects
     }
@@ -233,13 +241,34 @@ impl Projects {
     pub async fn route(&self, spec: BuildSpec, options: RouteOptions) -> Result<Routed, RouteError> {
         let identity = self.identity(spec, &options.caller)?;
         let routed = match (options.resume, options.wait) {
-            (Some(token), wait) => self.resume(&identity.key, token, wait.unwrap_or(self.config.route_wait)).await?,
-            (None, Some(wait)) => self.lease(&identity, wait).await?,
-            (None, None) => self.lease_when_ready(&identity).await?,
+            (Some(token), wait) => self.resume(&identity, token, wait.unwrap_or(self.config.route_wait)).await?,
+            (None, wait) => self.lease_somewhere(identity, wait, options.caller.branch.as_deref()).await?,
         };
         let ready = matches!(routed.standing, Standing::Ready(_));
         let credential = if options.credential && ready { Some(self.credential(&routed.key).await?) } else { None };
         Ok(routed.with_credential(credential))
+    }
+
+    /// A member that cannot be had is no reason to refuse a build that the others can take.
+    async fn lease_somewhere(
+        &self,
+        identity: Identity,
+        wait: Option<Duration>,
+        branch: Option<&str>,
+    ) -> Result<Routed, RouteError> {
+        let (identity, _counted) = self.place(identity, branch);
+        let lease = async |identity: &Identity| match wait {
+            Some(wait) => self.lease(identity, wait).await,
+            None => self.lease_when_ready(identity).await,
+        };
+        match lease(&identity).await {
+            Err(error) if matches!(identity.key.role(), Role::Member(_)) && !matches!(error, RouteError::Closing) => {
+                let other = self.place_without(&identity);
+                tracing::info!(key = %identity.key, instead = %other.key, %error, "a member cannot take a build");
+                lease(&other).await
+            }
+            outcome => outcome,
+        }
     }
 
     /// The way of the reference's clients: nothing is promised before the daemon answers.
@@ -307,7 +336,13 @@ impl Projects {
     }
 
     /// A lease that its client has from an earlier answer.
-    async fn resume(&self, key: &Key, token: LeaseToken, patience: Duration) -> Result<Routed, RouteError> {
+    async fn resume(
+        &self,
+        identity: &Identity,
+        token: LeaseToken,
+        patience: Duration,
+    ) -> Result<Routed, RouteError> {
+        let key = &self.holder_of(identity, &token).await?;
         // Whoever has no lease makes no project by asking for it.
         let worker = self.registry.worker(&self.shared, key, None).await?.ok_or(RouteError::Gone)?;
         let Some(Renewing { lease, renewed: Some(renewed) }) = worker.renew(&token).await else {
@@ -319,6 +354,16 @@ impl Projects {
         let routed =
             Routed { addressing, key: key.clone(), lease: lease.token, token, standing, credential: None, undelivered };
         self.stay(&worker, routed, patience).await
+    }
+
+    /// Which of a project's daemons a lease is for.
+    async fn holder_of(&self, identity: &Identity, token: &LeaseToken) -> Result<Key, RouteError> {
+        if identity.key.role() != Role::Project {
+            return Ok(identity.key.clone());
+        }
+        let (key, _) = self.shared.store.lease(&token.hash()).await?.ok_or(RouteError::Gone)?;
+        let own = key.project() == identity.key && matches!(key.role(), Role::Project | Role::Member(_));
+        if own { Ok(key) } else { Err(RouteError::Gone) }
     }
 
     /// Waits with a lease in hand. What may pass is told as where the daemon stands, and the lease stays with its client;

@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddrV4};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::admission::HostLoad;
 use kiln_domain::health::Probed;
+use kiln_domain::lane::{entitlements_of, limits_of};
 use kiln_domain::plan::{Done, FilesSeen, InstanceSeen, Observed, Step, Stop, VolumeSeen};
-use kiln_domain::{Key, ProjectRecord, Settings, Snapshot, SnapshotName, Timestamp, Verdict};
+use kiln_domain::settings::HostSize;
+use kiln_domain::{Key, ProjectRecord, Settings, Snapshot, SnapshotName, Timestamp, UntrustedPolicy, Verdict};
 use tokio::sync::broadcast;
 
 use super::effects::{EffectError, Effects, StepDeadlines, Survey};
@@ -18,7 +20,9 @@ use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarg
 use crate::clock::Clock;
 use crate::host::pressure::PressureFiles;
 use crate::host::volumes::{FoundVolume, Fullness, TrashName, Trashed, Usage, Volume, VolumeEngine, VolumeError};
-use crate::host::{Change, InstanceEvent, InstanceSpec, InstanceState, Lane, Limits, Properties, Runtime, StopBound};
+use crate::host::{
+    Change, InstanceEvent, InstanceSpec, InstanceState, Lane, Properties, Runtime, RuntimeError, StopBound,
+};
 use crate::pki::{DaemonNames, Pki, PkiError};
 
 mod caches;
@@ -43,6 +47,9 @@ pub struct HostEffectsConfig {
     /// Written into `buildkitd.toml`; empty leaves the choice to BuildKit.
     pub nameservers: Vec<IpAddr>,
     pub paths: DaemonPaths,
+    pub size: HostSize,
+    /// What daemons for untrusted builds may use at most.
+    pub untrusted: UntrustedPolicy,
     pub deadlines: StepDeadlines,
 }
 
@@ -69,11 +76,16 @@ pub struct HostEffects {
     config: HostEffectsConfig,
     parts: HostParts,
     targets: Mutex<HashMap<Key, (Timestamp, DaemonTarget)>>,
+    /// When the isolation of each was last proven.
+    proven: Mutex<HashMap<Key, Timestamp>>,
 }
 
 /// A probe's own credential. Renewed at half its life, so that one always lasts longer than any wait.
 const PROBE_CREDENTIAL_LIFE: Duration = Duration::from_secs(3600);
 const PROBE_CREDENTIAL_RENEWED: Duration = Duration::from_secs(1800);
+
+/// How long a proof of isolation counts for a daemon that goes on running.
+const PROOF_RENEWED: Duration = Duration::from_secs(300);
 
 /// How long a look waits for a daemon that runs; a loaded one is looked at again by the wait for its first answer.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
@@ -83,7 +95,7 @@ const SETTLE_PATIENCE: Duration = StepDeadlines::SETTLE;
 
 impl HostEffects {
     pub fn new(config: HostEffectsConfig, parts: HostParts) -> Self {
-        Self { config, parts, targets: Mutex::default() }
+        Self { config, parts, targets: Mutex::default(), proven: Mutex::default() }
     }
 
     pub fn runtime_name(&self) -> &'static str {
@@ -103,14 +115,15 @@ impl HostEffects {
 
     /// The spec of an instance whose volume is at `volume`.
     fn spec(&self, record: &ProjectRecord, settings: &Settings, volume: PathBuf) -> InstanceSpec {
+        let lane = lane_of(record);
         InstanceSpec {
             key: record.key.clone(),
-            lane: lane_of(record),
+            lane,
             properties: properties(record),
             address: self.address(record),
             volume,
             files: self.parts.pki.daemon_directory(&record.key),
-            limits: Limits { memory_bytes: settings.memory_bytes, cpus: settings.cpus, processes: settings.processes },
+            limits: limits_of(lane, settings, &self.config.size, &self.config.untrusted),
         }
     }
 
@@ -146,6 +159,7 @@ impl HostEffects {
             capacity,
             resolvers: self.config.nameservers.clone(),
             max_parallelism: None,
+            entitlements: entitlements_of(lane_of(record), settings),
             debug: false,
         };
         Ok(config.render()?)
@@ -207,6 +221,41 @@ impl HostEffects {
             pki.write_daemon_file(&key, TOML, &toml)
         })
         .await
+    }
+
+    /// One that answers is not served to anybody before its isolation is proven. Both take their time at once.
+    async fn await_isolated_and_serving(&self, record: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
+        tokio::try_join!(self.await_serving(record, settings), self.prove_isolation(record, settings))?;
+        Ok(())
+    }
+
+    /// For one that runs untrusted code; of others nothing is asked.
+    async fn prove_isolation(&self, record: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
+        if lane_of(record) == Lane::Trusted {
+            return Ok(());
+        }
+        self.proven().remove(&record.key);
+        let spec = self.spec_on_host(record, settings).await?;
+        self.parts.runtime.prove_isolation(&spec).await.map_err(|error| match error {
+            source @ RuntimeError::NotIsolated { .. } => EffectError::NotIsolated { key: record.key.clone(), source },
+            error => error.into(),
+        })?;
+        self.proven().insert(record.key.clone(), self.parts.clock.now());
+        Ok(())
+    }
+
+    /// As [`Self::prove_isolation`], where the last proof is old.
+    async fn prove_isolation_again(&self, record: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
+        let now = self.parts.clock.now();
+        let is_new = |proven: &Timestamp| now >= *proven && now.since(*proven) < PROOF_RENEWED;
+        if self.proven().get(&record.key).is_some_and(is_new) {
+            return Ok(());
+        }
+        self.prove_isolation(record, settings).await
+    }
+
+    fn proven(&self) -> MutexGuard<'_, HashMap<Key, Timestamp>> {
+        self.proven.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Until the daemon answers, or its instance goes away, whichever is first.
@@ -288,6 +337,7 @@ impl HostEffects {
     }
 
     async fn probe(&self, record: &ProjectRecord, settings: &Settings) -> Result<Done, EffectError> {
+        self.prove_isolation_again(record, settings).await?;
         let target = self.target(record).await?;
         let deadline = tokio::time::Instant::now() + self.config.deadlines.ask;
         let answered = self.parts.probe.serving(&target, deadline).await.is_ok();
@@ -374,7 +424,7 @@ impl Effects for HostEffects {
             }
             // The worker has taken its note; the host is as it is.
             Step::AdoptInstance => {}
-            Step::AwaitServing => self.await_serving(record, settings).await?,
+            Step::AwaitServing => self.await_isolated_and_serving(record, settings).await?,
             Step::Probe => return self.probe(record, settings).await,
             Step::CountBuilds => return self.count_builds(record, settings).await,
             Step::Discard => self.discard(record).await?,
@@ -484,6 +534,7 @@ impl Effects for HostEffects {
     }
 
     async fn forget(&self, key: &Key) -> Result<(), EffectError> {
+        self.proven().remove(key);
         self.targets.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
         let key = key.clone();
         self.with_pki(move |pki| pki.remove(&key)).await

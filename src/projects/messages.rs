@@ -225,6 +225,35 @@ impl Waiter {
     }
 }
 
+/// What a worker has to do, for whoever spreads builds over several. Written by the worker alone.
+#[derive(Debug, Clone, Default)]
+pub(super) struct WorkerLoad(Arc<LoadCells>);
+
+#[derive(Debug, Default)]
+struct LoadCells {
+    leases: AtomicUsize,
+    /// One more than the members that its project may have beside it; 0: nothing of its own was set.
+    members: AtomicUsize,
+}
+
+impl WorkerLoad {
+    pub(super) fn leases(&self) -> usize {
+        self.0.leases.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_leases(&self, count: usize) {
+        self.0.leases.store(count, Ordering::Release);
+    }
+
+    pub(super) fn members(&self) -> Option<u16> {
+        self.0.members.load(Ordering::Acquire).checked_sub(1).and_then(|members| u16::try_from(members).ok())
+    }
+
+    pub(super) fn set_members(&self, members: Option<u16>) {
+        self.0.members.store(members.map_or(0, |members| usize::from(members) + 1), Ordering::Release);
+    }
+}
+
 /// Open data-plane connections of one project. The worker reads it at each decision.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Connections(Arc<AtomicUsize>);

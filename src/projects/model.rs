@@ -25,6 +25,8 @@ pub enum Mood {
     Failing(Step),
     /// The step fails because no room is left on the disk.
     Full(Step),
+    /// Untrusted code is found to reach what it must not.
+    Leaky,
     /// The step succeeds and its answer is lost.
     Lossy(Step),
     /// Nothing can be seen.
@@ -378,6 +380,11 @@ impl ModelEffects {
         }
         if host.mood == Mood::Full(step) {
             return Err(VolumeError::Full { operation: step.name(), name: record.key.to_string() }.into());
+        }
+        if host.mood == Mood::Leaky && step == Step::AwaitServing && record.key.is_fork() {
+            let (instance, reached) = (record.key.daemon_name(), "the metadata service".to_owned());
+            let source = RuntimeError::NotIsolated { instance, reached };
+            return Err(EffectError::NotIsolated { key: record.key.clone(), source });
         }
         if let (Step::StartInstance, Some(what)) = (step, host.damaged.get(&record.key)) {
             return Err(EffectError::Damaged { key: record.key.clone(), what: what.clone() });

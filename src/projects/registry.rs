@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kiln_domain::settings::HostSize;
-use kiln_domain::{AddressPool, Identity, Key, Lease, LeaseToken, Policy, ProjectRecord, Rules, Settings};
+use kiln_domain::{AddressPool, Identity, Key, Lease, LeaseToken, Policy, ProjectRecord, Role, Rules, Settings};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::admission::Admission;
 use super::answer::Standing;
 use super::effects::{Effects, StepDeadlines};
-use super::messages::{Connections, Message, Renewing, Status};
+use super::messages::{Connections, Message, Renewing, Status, WorkerLoad};
 use super::trials::Trials;
 use super::worker::Worker;
 use crate::clock::Clock;
@@ -70,6 +70,7 @@ pub(super) struct WorkerHandle {
     pub(super) mailbox: mpsc::Sender<Message>,
     pub(super) status: watch::Receiver<Status>,
     pub(super) connections: Connections,
+    pub(super) load: WorkerLoad,
 }
 
 impl WorkerHandle {
@@ -95,6 +96,7 @@ pub(super) struct Desk {
     pub(super) own_mailbox: mpsc::Sender<Message>,
     pub(super) status: watch::Sender<Status>,
     pub(super) connections: Connections,
+    pub(super) load: WorkerLoad,
 }
 
 #[derive(Clone, Default)]
@@ -108,6 +110,16 @@ impl Registry {
 
     pub(super) fn get(&self, key: &Key) -> Option<WorkerHandle> {
         self.workers().get(key).cloned()
+    }
+
+    /// The workers of a project and its members, and how many members others have. However many projects there are, only
+    /// members are looked at: their keys, which begin with a `c`, come first.
+    pub(super) fn family(&self, project: &Key) -> (BTreeMap<Key, WorkerHandle>, usize) {
+        let workers = self.workers();
+        let members = workers.iter().take_while(|(key, _)| matches!(key.role(), Role::Member(_)));
+        let (own, others): (Vec<_>, Vec<_>) = members.partition(|(key, _)| key.project() == *project);
+        let primary = workers.get_key_value(project);
+        (own.into_iter().chain(primary).map(|(key, worker)| (key.clone(), worker.clone())).collect(), others.len())
     }
 
     pub(super) fn keys(&self) -> Vec<Key> {
@@ -172,9 +184,11 @@ impl Registry {
         let step = Some("read its record");
         let unread = Status { phase: None, reason: String::new(), step, queue: None, leases: 0, pending: None };
         let (status, seen) = watch::channel(unread);
-        let worker = WorkerHandle { mailbox: own_mailbox.clone(), status: seen, connections: connections.clone() };
+        let load = WorkerLoad::default();
+        let (own, shown) = (own_mailbox.clone(), connections.clone());
+        let worker = WorkerHandle { mailbox: own, status: seen, connections: shown, load: load.clone() };
         workers.insert(key.clone(), worker.clone());
-        let desk = Desk { mailbox, own_mailbox, status, connections };
+        let desk = Desk { mailbox, own_mailbox, status, connections, load };
         tokio::spawn(Self::live(self.clone(), Arc::clone(shared), key.clone(), desk));
         worker
     }

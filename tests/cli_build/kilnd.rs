@@ -160,6 +160,8 @@ fn view() -> ProjectView {
             memory: setting(None, Origin::Default),
             cpus: setting(Some("4"), Origin::Project),
             processes: setting(None, Origin::Default),
+            io: setting(None, Origin::Default),
+            entitlements: setting(Some("none"), Origin::Default),
         }),
         pending: vec!["cpus: 2 now".into()],
         ..ProjectView::default()

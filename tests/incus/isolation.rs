@@ -107,6 +107,68 @@ async fn nothing_is_left_of_a_lane_when_its_instance_is_gone() {
     lab.done().await;
 }
 
+/// First host id and count of a map in `/proc/PID`.
+fn ids(pid: &str, map: &str) -> (u64, u64) {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/{map}")).expect("a map");
+    let numbers: Vec<u64> = text.split_whitespace().map(|number| number.parse().expect("a number")).collect();
+    assert_eq!((numbers.len(), numbers[0]), (3, 0), "{text}");
+    (numbers[1], numbers[2])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_root_of_the_host_and_the_untrusted_share_no_ids() {
+    let Some(mut lab) = Lab::new("nobody_is_root_of_the_host_and_the_untrusted_share_no_ids").await else { return };
+    let trusted = lab.started_in(Lane::Trusted, 26).await;
+    let untrusted = [lab.started_in(Lane::Untrusted, 27).await, lab.started_in(Lane::Untrusted, 28).await];
+    for spec in [&trusted, &untrusted[0], &untrusted[1]] {
+        // With ids of its own it has its cache and its files all the same.
+        answers(spec).await;
+        assert!(
+            lab.inside(spec, "touch /var/lib/buildkit/x && test -O /var/lib/buildkit/x"),
+            "the cache is not its own"
+        );
+        let name = spec.key.daemon_name();
+        let privileged = lab.incus(&["config", "get", "--expanded", &name, "security.privileged"]);
+        assert_eq!(String::from_utf8_lossy(&privileged.stdout).trim(), "false");
+        for map in ["uid_map", "gid_map"] {
+            assert!(ids(&lab.pid(spec), map).0 >= 65536, "{map} of {name} begins among the host's own");
+        }
+    }
+    for map in ["uid_map", "gid_map"] {
+        let [(one, count), (other, _)] = [0, 1].map(|at| ids(&lab.pid(&untrusted[at]), map));
+        assert!(one.abs_diff(other) >= count && count >= 65536, "{map}: {one} and {other}, {count} each");
+        // Nobody in a trusted one with an id below 65536 is anybody in an untrusted one.
+        let (shared, _) = ids(&lab.pid(&trusted), map);
+        assert!(one >= shared + 65536 && other >= shared + 65536, "{map}: {one}, {other} and {shared}");
+    }
+    lab.done().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_of_the_untrusted_are_in_force() {
+    let Some(mut lab) = Lab::new("limits_of_the_untrusted_are_in_force").await else { return };
+    let limits = Limits { memory_bytes: Some(1 << 30), cpus: Some(1), processes: Some(300), io_bytes: Some(50 << 20) };
+    let spec = InstanceSpec { lane: Lane::Untrusted, limits, ..lab.spec(29).await };
+    lab.runtime.create(&spec).await.expect("created");
+    lab.runtime.start(&spec).await.expect("started");
+    answers(&spec).await;
+    assert!(lab.inside(&spec, "test $(nproc) = 1"), "it sees more CPUs than it has");
+    for (controller, file, value) in [
+        ("memory", ["memory.limit_in_bytes", "memory.max"], "1073741824"),
+        ("pids", ["pids.max"; 2], "300"),
+        ("blkio", ["blkio.throttle.read_bps_device", "io.max"], "52428800"),
+        ("blkio", ["blkio.throttle.write_bps_device", "io.max"], "52428800"),
+    ] {
+        // As the first version of cgroups has it, and the second.
+        let payload = format!("lxc.payload.kiln_{}", spec.key.daemon_name());
+        let places = [format!("{controller}/{payload}/{}", file[0]), format!("{payload}/{}", file[1])];
+        let read = |place: &String| std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(place)).ok();
+        let found = places.iter().find_map(read).unwrap_or_else(|| panic!("none of {places:?} is there"));
+        assert!(found.contains(value), "{places:?}: {found}");
+    }
+    lab.done().await;
+}
+
 /// Another network namespace that plays everything beyond this host; removed with it. Its cable must not be named like
 /// Kiln's own, all of which are closed.
 struct Internet {

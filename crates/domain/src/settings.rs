@@ -5,6 +5,7 @@
 //! at once where it is only a rule of ours (tier, idle window), and by a roll of the daemon where it is built into it
 //! (limits, size).
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -46,6 +47,38 @@ impl FromStr for Tier {
     }
 }
 
+/// What buildkitd calls an insecure entitlement: what a build may ask for beyond what every build gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Entitlement {
+    /// Steps with all capabilities that the daemon has.
+    #[serde(rename = "security.insecure")]
+    SecurityInsecure,
+    /// Steps in the daemon's own network, by name.
+    #[serde(rename = "network.host")]
+    NetworkHost,
+}
+
+/// Empty: none.
+pub type Entitlements = BTreeSet<Entitlement>;
+
+impl Entitlement {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SecurityInsecure => "security.insecure",
+            Self::NetworkHost => "network.host",
+        }
+    }
+}
+
+impl FromStr for Entitlement {
+    type Err = SettingsError;
+
+    fn from_str(text: &str) -> Result<Self, SettingsError> {
+        let known = [Self::SecurityInsecure, Self::NetworkHost].into_iter().find(|known| known.name() == text);
+        known.ok_or_else(|| SettingsError::new("entitlements", text, "it is security.insecure or network.host"))
+    }
+}
+
 /// Settings of one place; `None` leaves the value to the next.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -63,6 +96,12 @@ pub struct Settings {
     pub cpus: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processes: Option<u32>,
+    /// Bytes per second that are read from the disk, and as many that are written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io_bytes: Option<u64>,
+    /// For trusted builds only, whatever stands here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub entitlements: Option<Entitlements>,
 }
 
 /// What there is to give; `None`: it cannot be told.
@@ -101,6 +140,8 @@ impl Settings {
     pub const LARGEST_VOLUME: u64 = 1 << 50;
     /// buildkitd is a Go program; it alone has dozens of threads.
     pub const FEWEST_PROCESSES: u32 = 256;
+    /// Per second; with less a daemon does not even start in time.
+    pub const LEAST_IO: u64 = 1 << 20;
 
     pub fn check(&self) -> Result<(), SettingsError> {
         let bad = |field, value: &dyn fmt::Display, why| Err(SettingsError::new(field, value, why));
@@ -127,6 +168,9 @@ impl Settings {
         }
         if let Some(count) = self.processes.filter(|count| *count < Self::FEWEST_PROCESSES) {
             return bad("processes", &count, "a daemon needs at least 256");
+        }
+        if let Some(bytes) = self.io_bytes.filter(|bytes| *bytes < Self::LEAST_IO) {
+            return bad("io", &bytes, "a daemon needs at least 1 MiB a second");
         }
         Ok(())
     }
@@ -161,6 +205,7 @@ impl Settings {
             ("cpus", new(self.cpus.map(u64::from), before.cpus.map(u64::from))),
             ("memory", new(self.memory_bytes, before.memory_bytes)),
             ("processes", new(self.processes.map(u64::from), before.processes.map(u64::from))),
+            ("io", new(self.io_bytes, before.io_bytes)),
         ];
         match limits.into_iter().find_map(|(field, limit)| Some((field, limit?))) {
             Some((field, limit)) => Err(SettingsError::new(field, limit, why)),
@@ -170,7 +215,7 @@ impl Settings {
 
     /// Whether any of what a daemon may use is bounded.
     pub const fn has_limits(&self) -> bool {
-        self.cpus.is_some() || self.memory_bytes.is_some() || self.processes.is_some()
+        self.cpus.is_some() || self.memory_bytes.is_some() || self.processes.is_some() || self.io_bytes.is_some()
     }
 
     /// These, and what they leave open from `next`.
@@ -186,6 +231,8 @@ impl Settings {
             memory_bytes: self.memory_bytes.or(next.memory_bytes),
             cpus: self.cpus.or(next.cpus),
             processes: self.processes.or(next.processes),
+            io_bytes: self.io_bytes.or(next.io_bytes),
+            entitlements: self.entitlements.clone().or_else(|| next.entitlements.clone()),
         }
     }
 }
@@ -370,6 +417,7 @@ mod tests {
             ("memory", set(|s| s.memory_bytes = Some(1))),
             ("cpus", set(|s| s.cpus = Some(0))),
             ("processes", set(|s| s.processes = Some(10))),
+            ("io", set(|s| s.io_bytes = Some(1))),
         ] {
             assert!(outcome.as_ref().is_err_and(|text| text.starts_with(field)), "{field}: {outcome:?}");
         }
@@ -384,6 +432,16 @@ mod tests {
         assert!(!check(Settings { memory_bytes: Some(u64::MAX), ..Settings::default() }));
         assert!(!check(Settings { processes: Some(u32::MAX), ..Settings::default() }));
         assert!(!check(Settings { volume_bytes: Some(u64::MAX), ..Settings::default() }));
+    }
+
+    #[test]
+    fn no_entitlement_is_a_setting_and_an_unknown_one_is_refused() {
+        let all: Entitlements = ["security.insecure", "network.host"].map(|t| t.parse().expect("known")).into();
+        let rule = Settings { entitlements: Some(all.clone()), ..Settings::default() };
+        assert_eq!(Settings::default().or(&rule).entitlements, Some(all.clone()));
+        let none = Settings { entitlements: Some(Entitlements::new()), ..Settings::default() };
+        assert_eq!(none.or(&rule).entitlements, Some(Entitlements::new()));
+        assert!("device".parse::<Entitlement>().expect_err("unknown").to_string().contains("network.host"));
     }
 
     #[test]

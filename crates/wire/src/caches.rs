@@ -11,9 +11,12 @@ pub struct CacheView {
     pub key: String,
     /// What there is to go back to, the oldest first.
     pub snapshots: Vec<SnapshotView>,
-    /// Absent: it has no cache, or none that could be measured.
+    /// Absent: it has no cache, it was not asked for, or `unmeasured` says why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<UsageView>,
+    /// Why it could not be measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unmeasured: Option<String>,
 }
 
 /// A moment of a cache.

@@ -79,6 +79,14 @@ pub struct SettingsPatch {
     #[schema(value_type = Option<u32>, example = 4096)]
     #[serde(skip_serializing_if = "Change::is_keep")]
     pub processes: Change<u32>,
+    /// Bytes per second that are read from the disk, and as many that are written.
+    #[schema(value_type = Option<String>, example = "200MiB")]
+    #[serde(skip_serializing_if = "Change::is_keep")]
+    pub io: Change<String>,
+    /// What builds may ask for beyond what all get: `security.insecure`, `network.host`. Never for untrusted builds.
+    #[schema(value_type = Option<Vec<String>>, example = json!(["network.host"]))]
+    #[serde(skip_serializing_if = "Change::is_keep")]
+    pub entitlements: Change<Vec<String>>,
 }
 
 /// Where a value comes from; the first that has one wins.
@@ -121,6 +129,9 @@ pub struct SettingsView {
     pub memory: Setting,
     pub cpus: Setting,
     pub processes: Setting,
+    pub io: Setting,
+    /// Names with commas between them, or `none`.
+    pub entitlements: Setting,
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ const CALLS: [(&str, &str, &str, u64); 28] = [
     ("POST", "/v1/projects/{key}/rollback", "{}", 300),
     ("POST", "/v1/projects/{key}/rollback", r#"{"snapshot":"kiln-000042","force":true}"#, 300),
     ("POST", "/v1/projects/{key}/reset", "{}", 300),
-    ("GET", "/v1/caches", "", 120),
+    ("GET", "/v1/caches", "", 600),
     ("GET", "/v1/orphans", "", 30),
     ("POST", "/v1/orphans/adopt", ORPHAN, 30),
     ("POST", "/v1/orphans/remove", ORPHAN, 300),

@@ -10,6 +10,8 @@ async fn a_cache_is_shown_kept_and_put_back() {
     let server = Server::start().await;
     let known = format!("/v1/projects/{}", view().key);
     assert_eq!(server.get(&format!("{known}/cache")).await.json::<CacheView>(), cache());
+    let unmeasured = server.get(&format!("{known}/cache?usage=false")).await;
+    assert_eq!(unmeasured.json::<CacheView>(), CacheView { usage: None, ..cache() });
     for status in [201, 200] {
         let answer = server.post(&format!("{known}/snapshots"), "").await;
         assert_eq!((answer.status, answer.json::<SnapshotView>().name.as_str()), (status, "kiln-000042"));
@@ -31,6 +33,7 @@ async fn a_cache_is_shown_kept_and_put_back() {
     assert_eq!(
         *server.heart.verbs.lock().expect("no panic"),
         [
+            "cache",
             "cache",
             "snapshot",
             "snapshot",
@@ -77,6 +80,11 @@ async fn what_asks_for_no_way_back_is_refused_before_anything_is_touched() {
         assert_eq!(answer.status, 400, "{path} {body}: {answer:?}");
         let error = answer.json::<ApiError>().error;
         assert!(error.contains(words) && error.len() < 400 && !error.contains('\u{1b}'), "{path} {body}: {error}");
+    }
+    for query in ["usage=perhaps", "usage", "measure=false"] {
+        let answer = server.get(&format!("{known}/cache?{query}")).await;
+        assert_eq!(answer.status, 400, "{query}");
+        answer.json::<ApiError>();
     }
     for (method, path) in [("GET", "snapshots"), ("GET", "rollback"), ("DELETE", "cache"), ("POST", "cache"), ("GET", "reset")] {
         let answer = server.send(method, &format!("{known}/{path}"), "{}").await;

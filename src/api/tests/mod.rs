@@ -228,8 +228,9 @@ impl Heart for FakeHeart {
         self.verb(format!("remove {key}"), ()).await
     }
 
-    async fn cache(&self, key: &Key) -> Result<CacheView, VerbError> {
-        self.verb(format!("cache {key}"), cache()).await
+    async fn cache(&self, key: &Key, measure: bool) -> Result<CacheView, VerbError> {
+        let usage = cache().usage.filter(|_| measure);
+        self.verb(format!("cache {key}"), CacheView { usage, ..cache() }).await
     }
 
     async fn snapshot(&self, key: &Key) -> Result<(SnapshotView, bool), VerbError> {
@@ -316,7 +317,7 @@ fn cache() -> CacheView {
         bytes,
     };
     let snapshots = vec![snapshot("kiln-000041", "good", Some(4096)), snapshot("kiln-000042", "unchecked", None)];
-    CacheView { key: view().key, snapshots, usage: Some(usage()) }
+    CacheView { key: view().key, snapshots, usage: Some(usage()), unmeasured: None }
 }
 
 fn usage() -> UsageView {

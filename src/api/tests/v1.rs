@@ -153,7 +153,8 @@ async fn settings_are_changed_one_by_one() {
     let server = Server::start().await;
     let path = format!("/v1/projects/{}/settings", view().key);
     let change = async |body: &str| server.send("PATCH", &path, body).await;
-    let all = r#"{"tier":"hot","idleWindow":null,"volume":"20GiB","memory":"512 MiB","cpus":4,"processes":null}"#;
+    let all = r#"{"tier":"hot","idleWindow":null,"volume":"20GiB","memory":"512 MiB","cpus":4,"processes":null,
+        "io":"50MiB","entitlements":["network.host"]}"#;
     assert_eq!(change(all).await.json::<ProjectView>(), view());
     assert_eq!(change(r#"{"tier":"warm","idleWindow":"1h 30m"}"#).await.status, 200);
     let verbs = server.heart.verbs.lock().expect("no panic").clone();
@@ -164,6 +165,8 @@ async fn settings_are_changed_one_by_one() {
         memory_bytes: Change::To(512 << 20),
         cpus: Change::To(4),
         processes: Change::Reset,
+        io_bytes: Change::To(50 << 20),
+        entitlements: Change::To([kiln_domain::Entitlement::NetworkHost].into()),
     };
     assert_eq!(verbs[0], format!("set {} {expected:?}", view().key));
     let window = Change::To(Duration::from_secs(5400));
@@ -182,6 +185,9 @@ async fn settings_are_changed_one_by_one() {
         (r#"{"cpus":"4"}"#, "invalid type"),
         (r#"{"cpus":-1}"#, "invalid value"),
         (r#"{"processes":4294967296}"#, "invalid value"),
+        (r#"{"io":"fast"}"#, "io is"),
+        (r#"{"entitlements":["device"]}"#, "security.insecure or network.host"),
+        (r#"{"entitlements":"network.host"}"#, "invalid type"),
         (r#"{"arch":"arm64"}"#, "unknown field `arch`"),
         (r#"{"cpus":1,"cpus":2}"#, "duplicate field"),
         (r#"[{"cpus":1}]"#, "a list"),

@@ -79,11 +79,20 @@ pub struct IncusConfig {
     pub image: String,
     /// Name servers for the instances.
     pub resolvers: Vec<IpAddr>,
+    /// Untrusted instances each have user ids of their own on this host; where Incus has enough of them to give.
+    pub own_ids: bool,
 }
 
 impl IncusConfig {
     pub fn new(socket: PathBuf, pool: String) -> Self {
-        Self { socket, project: "kiln".to_owned(), pool, image: "kiln".to_owned(), resolvers: Vec::new() }
+        Self {
+            socket,
+            project: "kiln".to_owned(),
+            pool,
+            image: "kiln".to_owned(),
+            resolvers: Vec::new(),
+            own_ids: true,
+        }
     }
 }
 

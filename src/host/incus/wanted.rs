@@ -18,6 +18,9 @@ const LANE: &str = "user.kiln.lane";
 /// Where Incus notes what an instance was made from.
 const BASE_IMAGE: &str = "volatile.base_image";
 const RESOLVERS: &str = "environment.KILN_RESOLVERS";
+const ALLOWANCE: &str = "limits.cpu.allowance";
+/// Of the cache's device.
+const IO_LIMITS: [&str; 2] = ["limits.read", "limits.write"];
 
 /// As Incus lists it; the rest of its fields do not matter to us.
 #[derive(Debug, Clone, Deserialize)]
@@ -75,7 +78,12 @@ impl Found {
         };
         let mut changes: Vec<_> =
             [Change::Limits, Change::Resolvers].into_iter().filter(|kind| differs(*kind)).collect();
-        let root = devices(spec, incus).remove("root").unwrap_or_default();
+        let mut devices = devices(spec, incus);
+        let io = |device: Option<&Map>| IO_LIMITS.map(|name| device.and_then(|device| device.get(name)).cloned());
+        if io(self.devices.get("cache")) != io(devices.get("cache")) && !changes.contains(&Change::Limits) {
+            changes.push(Change::Limits);
+        }
+        let root = devices.remove("root").unwrap_or_default();
         if self.devices.get("root").is_some_and(|found| is_of_another_pool(found, &root)) {
             changes.push(Change::Pool);
         }
@@ -104,6 +112,7 @@ impl Found {
             match self.devices.get(name) {
                 Some(found) if found == device => {}
                 Some(found) if name == "root" && is_of_another_pool(found, device) => {}
+                Some(found) if name == "cache" && without(&IO_LIMITS, found) == without(&IO_LIMITS, device) => {}
                 Some(_) => return Some(format!("its device {name} differs")),
                 None => return Some(format!("its device {name} is missing")),
             }
@@ -145,8 +154,11 @@ fn changeable(name: &str) -> Option<Change> {
 
 /// Whether two root disks differ in their pools and in nothing else.
 fn is_of_another_pool(found: &Map, wanted: &Map) -> bool {
-    let rest = |device: &Map| device.iter().filter(|(name, _)| *name != "pool").map(own).collect::<Map>();
-    found.get("pool") != wanted.get("pool") && rest(found) == rest(wanted)
+    found.get("pool") != wanted.get("pool") && without(&["pool"], found) == without(&["pool"], wanted)
+}
+
+fn without(names: &[&str], device: &Map) -> Map {
+    device.iter().filter(|(name, _)| !names.contains(&name.as_str())).map(own).collect()
 }
 
 fn own((name, value): (&String, &String)) -> (String, String) {
@@ -182,10 +194,21 @@ fn config(spec: &InstanceSpec, incus: &IncusConfig) -> Map {
         let resolvers: Vec<String> = incus.resolvers.iter().map(IpAddr::to_string).collect();
         set(RESOLVERS, resolvers.join(","));
     }
+    if spec.lane == Lane::Untrusted {
+        // In a contest for the CPU it gets a quarter of what a trusted one gets; alone, all of it.
+        set(ALLOWANCE, "25%".to_owned());
+        if incus.own_ids {
+            // One that breaks out is nobody whom another instance knows.
+            set("security.idmap.isolated", "true".to_owned());
+        }
+    }
     if let Some(bytes) = spec.limits.memory_bytes {
+        // Not `limits.memory.swap`: Incus takes that in no project that is restricted, and the restriction is worth more.
         set("limits.memory", format!("{bytes}B"));
     }
     if let Some(cpus) = spec.limits.cpus {
+        // So many CPUs and not so much time of all: a build that starts a compiler for each CPU it sees must not see the
+        // host's, or it runs out of its memory.
         set("limits.cpu", cpus.to_string());
     }
     if let Some(processes) = spec.limits.processes {
@@ -203,12 +226,13 @@ fn devices(spec: &InstanceSpec, incus: &IncusConfig) -> BTreeMap<String, Map> {
     let address = spec.address.ip().to_string();
     let interface = Key::interface_name(*spec.address.ip());
     let mac = spec.key.mac();
+    let mut cache = device(&[("type", "disk"), ("source", &volume), ("path", "/var/lib/buildkit"), ("shift", "true")]);
+    if let Some(bytes) = spec.limits.io_bytes {
+        cache.extend(IO_LIMITS.map(|name| (name.to_owned(), format!("{bytes}B"))));
+    }
     BTreeMap::from([
         ("root".to_owned(), device(&[("type", "disk"), ("path", "/"), ("pool", &incus.pool)])),
-        (
-            "cache".to_owned(),
-            device(&[("type", "disk"), ("source", &volume), ("path", "/var/lib/buildkit"), ("shift", "true")]),
-        ),
+        ("cache".to_owned(), cache),
         (
             "files".to_owned(),
             device(&[
@@ -255,7 +279,7 @@ mod tests {
             address: "10.88.0.5:8372".parse().expect("an address"),
             volume: PathBuf::from("/v"),
             files: PathBuf::from("/f"),
-            limits: Limits { memory_bytes: Some(1 << 30), cpus: Some(2), processes: None },
+            limits: Limits { memory_bytes: Some(1 << 30), cpus: Some(2), ..Limits::default() },
         }
     }
 
@@ -338,6 +362,10 @@ mod tests {
         assert_eq!(changes(&set("limits.memory", "5B")), [Change::Limits]);
         assert_eq!(changes(&set("limits.processes", "7")), [Change::Limits], "a limit that is taken away");
         assert_eq!(changes(&|f| drop(f.config.remove("limits.cpu"))), [Change::Limits]);
+        let io = |f: &mut Found| {
+            f.devices.get_mut("cache").map(|cache| cache.insert("limits.write".into(), "5B".into()));
+        };
+        assert_eq!(changes(&io), [Change::Limits]);
         assert_eq!(changes(&set("environment.KILN_RESOLVERS", "1.1.1.1")), [Change::Resolvers]);
         assert_eq!(changes(&|f| drop(f.config.remove("environment.KILN_RESOLVERS"))), [Change::Resolvers]);
         let pool = |f: &mut Found| {
@@ -373,11 +401,38 @@ mod tests {
 
     #[test]
     fn the_containers_are_closed() {
-        let made = creation(&spec(), &incus());
-        assert_eq!(made["config"]["security.privileged"], "false");
-        assert_eq!(made["config"]["security.nesting"], "false");
-        assert_eq!(made["config"]["security.guestapi"], "false");
-        assert_eq!(made["devices"]["files"]["readonly"], "true");
-        assert_eq!(made["start"], false);
+        for lane in [Lane::Trusted, Lane::Untrusted] {
+            let made = creation(&InstanceSpec { lane, ..spec() }, &incus());
+            assert_eq!(made["config"]["security.privileged"], "false");
+            assert_eq!(made["config"]["security.nesting"], "false");
+            assert_eq!(made["config"]["security.guestapi"], "false");
+            assert_eq!(made["devices"]["files"]["readonly"], "true");
+            assert_eq!(made["start"], false);
+        }
+    }
+
+    #[test]
+    fn the_untrusted_stand_back_and_share_no_ids() {
+        let made = |lane, own_ids| creation(&InstanceSpec { lane, ..spec() }, &IncusConfig { own_ids, ..incus() });
+        let trusted = made(Lane::Trusted, true);
+        assert!(trusted["config"]["security.idmap.isolated"].is_null() && trusted["config"][ALLOWANCE].is_null());
+        let untrusted = made(Lane::Untrusted, true);
+        assert_eq!(untrusted["config"]["security.idmap.isolated"], "true");
+        assert_eq!(untrusted["config"][ALLOWANCE], "25%");
+        assert!(made(Lane::Untrusted, false)["config"]["security.idmap.isolated"].is_null());
+    }
+
+    #[test]
+    fn limits_are_in_incus_s_words() {
+        let limits = Limits { memory_bytes: Some(9), cpus: Some(2), processes: Some(7), io_bytes: Some(5) };
+        let made = creation(&InstanceSpec { limits, ..spec() }, &incus());
+        for (name, value) in [("limits.memory", "9B"), ("limits.cpu", "2"), ("limits.processes", "7")] {
+            assert_eq!(made["config"][name], value, "{name}");
+        }
+        for name in IO_LIMITS {
+            assert_eq!(made["devices"]["cache"][name], "5B");
+        }
+        let unlimited = creation(&InstanceSpec { limits: Limits::default(), ..spec() }, &incus());
+        assert!(!unlimited.to_string().contains("limits."), "{unlimited}");
     }
 }

@@ -23,11 +23,13 @@ pub(super) struct SpecFile {
     memory_bytes: Option<u64>,
     cpus: Option<u32>,
     processes: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    io_bytes: Option<u64>,
 }
 
 impl From<&InstanceSpec> for SpecFile {
     fn from(spec: &InstanceSpec) -> Self {
-        let Limits { memory_bytes, cpus, processes } = spec.limits;
+        let Limits { memory_bytes, cpus, processes, io_bytes } = spec.limits;
         Self {
             key: spec.key.clone(),
             properties: spec.properties.clone(),
@@ -37,6 +39,7 @@ impl From<&InstanceSpec> for SpecFile {
             memory_bytes,
             cpus,
             processes,
+            io_bytes,
         }
     }
 }
@@ -51,7 +54,7 @@ impl SpecFile {
     }
 
     pub(super) fn has_limits_of(&self, wanted: &Self) -> bool {
-        let limits = |spec: &Self| (spec.memory_bytes, spec.cpus, spec.processes);
+        let limits = |spec: &Self| (spec.memory_bytes, spec.cpus, spec.processes, spec.io_bytes);
         limits(self) == limits(wanted)
     }
 

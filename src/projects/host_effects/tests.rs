@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
-use kiln_domain::BuildSpec;
+use kiln_domain::{BuildSpec, Entitlement};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
@@ -124,6 +124,8 @@ impl Lab {
             shared_file_system: None,
             nameservers: Vec::new(),
             paths: DaemonPaths::OnHost { run: "/run/kiln/daemons".into() },
+            size: HostSize { cpus: Some(8), memory_bytes: Some(32 << 30), without_limits: false },
+            untrusted: UntrustedPolicy::default(),
             deadlines: StepDeadlines {
                 await_serving: Duration::from_secs(60),
                 ask: Duration::from_secs(5),
@@ -388,6 +390,67 @@ async fn what_is_set_outlives_the_database() {
     let written = survey.volumes[0].properties.get("settings").expect("it is there");
     assert_eq!(serde_json::from_str::<Settings>(written).expect("readable"), lab.record.settings);
     assert_eq!(lab.seen().await.volume, VolumeSeen::Ready, "and is no part of the identity");
+}
+
+#[tokio::test]
+async fn untrusted_code_is_served_to_nobody_before_its_isolation_is_proven() {
+    let mut lab = Lab::running().await;
+    lab.step(Step::AwaitServing).await;
+    lab.step(Step::Probe).await;
+    assert_eq!(lab.runtime.proofs(), 0, "trusted code needs none");
+
+    lab.record.key = lab.record.key.fork();
+    for step in [Step::CreateVolume, Step::WriteFiles, Step::CreateInstance, Step::StartInstance] {
+        lab.step(step).await;
+    }
+    let violated = |outcome: Result<Done, EffectError>| {
+        let error = outcome.expect_err("it leaks");
+        assert!(matches!(error, EffectError::NotIsolated { .. }) && !error.is_retryable(), "{error:?}");
+        assert!(error.in_words().contains("the metadata service"), "{}", error.in_words());
+    };
+    let key = lab.record.key.clone();
+    lab.runtime.set_leak(&key, Some("from inside it reached the metadata service"));
+    violated(lab.try_step(Step::AwaitServing).await);
+    violated(lab.try_step(Step::Probe).await);
+    lab.runtime.set_leak(&key, None);
+    lab.runtime.set_fault(Operation::Prove, Some(Fault::Fail));
+    let unknown = lab.try_step(Step::AwaitServing).await.expect_err("nobody knows");
+    assert!(unknown.is_retryable(), "{unknown}");
+    lab.runtime.set_fault(Operation::Prove, None);
+    lab.step(Step::AwaitServing).await;
+
+    let proofs = lab.runtime.proofs();
+    lab.runtime.set_leak(&key, Some("the metadata service"));
+    lab.clock.0.fetch_add(299_000, Ordering::SeqCst);
+    lab.step(Step::Probe).await;
+    assert_eq!(lab.runtime.proofs(), proofs, "a proof counts for five minutes");
+    lab.clock.0.fetch_add(1_000, Ordering::SeqCst);
+    violated(lab.try_step(Step::Probe).await);
+    lab.runtime.set_leak(&key, None);
+    lab.step(Step::Probe).await;
+    lab.step(Step::Probe).await;
+    assert_eq!(lab.runtime.proofs(), proofs + 2);
+    // A clock that was set back makes no proof newer.
+    lab.clock.0.fetch_sub(3_600_000, Ordering::SeqCst);
+    lab.step(Step::Probe).await;
+    assert_eq!(lab.runtime.proofs(), proofs + 3);
+}
+
+#[tokio::test]
+async fn a_fork_has_its_parent_s_limits_at_most_and_none_of_its_entitlements() {
+    let mut lab = Lab::new();
+    lab.settings.entitlements = Some([Entitlement::SecurityInsecure].into());
+    lab.settings.memory_bytes = Some(20 << 30);
+    let toml = |lab: &Lab| lab.effects.toml(&lab.record, &lab.settings, "/v".into()).expect("rendered");
+    let spec = |lab: &Lab| lab.effects.spec(&lab.record, &lab.settings, "/v".into());
+    let parent = spec(&lab);
+    assert!(toml(&lab).contains("insecure-entitlements = [\"security.insecure\"]"), "{}", toml(&lab));
+    assert_eq!((parent.lane, parent.limits.memory_bytes, parent.limits.cpus), (Lane::Trusted, Some(20 << 30), None));
+    lab.record.key = lab.record.key.fork();
+    let fork = spec(&lab);
+    assert!(toml(&lab).contains("insecure-entitlements = []"), "{}", toml(&lab));
+    assert_eq!((fork.lane, fork.limits.memory_bytes, fork.limits.cpus), (Lane::Untrusted, Some(8 << 30), Some(4)));
+    assert_eq!(fork.limits.processes, Some(4096));
 }
 
 #[tokio::test]

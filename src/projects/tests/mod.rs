@@ -164,6 +164,7 @@ fn with_window(window: Duration) -> Policy {
 fn config(policy: Policy) -> ProjectsConfig {
     ProjectsConfig {
         forks: ForkBounds::default(),
+        fan_out: kiln_domain::cache::fanout::FanOutPolicy { members: 0, ..Default::default() },
         policy,
         admission: AdmissionPolicy::default(),
         defaults: Settings::default(),

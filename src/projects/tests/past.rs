@@ -1,6 +1,7 @@
 //! The past of a cache, and copies of it, on a model host.
 
 use kiln_domain::cache::HistoryPolicy;
+use kiln_domain::cache::fanout::FanOutPolicy;
 use kiln_domain::{SnapshotName, Verdict};
 
 use super::*;
@@ -75,7 +76,7 @@ async fn a_snapshot_that_cannot_be_taken_disturbs_nothing() {
 
 #[tokio::test]
 async fn a_cache_goes_back_and_the_daemon_is_drained_first() {
-    let bench = bench_with(eager());
+    let bench = bench_with(policy());
     let busy = bench.route().await;
     bench.projects.snapshot(&key()).await.expect("taken");
     let refused = bench.projects.rollback(&key(), Some(FIRST), false).await;
@@ -93,7 +94,7 @@ async fn a_cache_goes_back_and_the_daemon_is_drained_first() {
 
 #[tokio::test]
 async fn by_force_it_goes_back_under_a_build_and_comes_up_again() {
-    let bench = bench_with(eager());
+    let bench = bench_with(policy());
     let _busy = bench.route().await;
     bench.projects.snapshot(&key()).await.expect("taken");
     bench.projects.rollback(&key(), Some(FIRST), true).await.expect("back");
@@ -179,4 +180,90 @@ async fn forks_are_bounded_for_each_project() {
     for bad in ["a b", "1\n2", &"1".repeat(200)] {
         assert!(matches!(untrusted(&bench, Some(bad)).await, Err(RouteError::PullRequest(_))), "{bad:?}");
     }
+}
+
+fn spread(builds: usize, members: u16) -> Bench {
+    let effects = ModelEffects::default();
+    effects.set_cheap();
+    let fan_out = FanOutPolicy { builds, members, on_host: 8, pressure: None };
+    let window = Duration::from_millis(50);
+    Bench::with_config(effects, ProjectsConfig { fan_out, ..config(with_window(window)) })
+}
+
+#[tokio::test]
+async fn a_burst_is_spread_over_as_many_daemons_as_there_may_be_and_they_go_again() {
+    let bench = spread(2, 2);
+    let first = bench.route().await;
+    let mut routes = JoinSet::new();
+    for _ in 0..7 {
+        let projects = bench.projects.clone();
+        routes.spawn(async move { projects.route(spec(), RouteOptions::default()).await.map(deliver).expect("routed") });
+    }
+    let mut answers = routes.join_all().await;
+    answers.push(first);
+    let on = |key: &Key| answers.iter().filter(|answer| answer.key == *key).count();
+    let (one, two) = (key().clone_number(1), key().clone_number(2));
+    assert!(on(&key()) >= 2 && on(&one) >= 2 && on(&two) >= 2, "{answers:?}");
+    assert_eq!(on(&key()) + on(&one) + on(&two), 8, "and no more");
+    assert!(answers.iter().all(|answer| answer.server_name.contains(answer.key.as_str())));
+    for answer in &answers {
+        assert!(bench.projects.complete(&answer.key, &token(answer)).await.expect("released"));
+    }
+    bench.until("the members are gone", async |b| b.projects.list().await.expect("listed").len() == 1).await;
+    assert_eq!(bench.count(Step::DestroyVolume), 2, "what they learnt goes with them");
+    assert_eq!(bench.projects.list().await.expect("listed")[0].key, key().as_str());
+}
+
+#[tokio::test]
+async fn a_branch_goes_where_it_went_before() {
+    let bench = spread(2, 2);
+    let on = async |branch: &str| {
+        let caller = Caller { branch: Some(branch.to_owned()), ..Caller::default() };
+        let options = RouteOptions { caller, ..RouteOptions::default() };
+        bench.projects.route(spec(), options).await.map(deliver).expect("routed")
+    };
+    let builds = [on("main").await, on("main").await, on("feature").await];
+    assert_eq!(builds[2].key, key().clone_number(1));
+    bench.projects.complete(&key(), &token(&builds[0])).await.expect("released");
+    assert_eq!(on("feature").await.key, key().clone_number(1), "although the primary has room");
+    assert_eq!(on("other").await.key, key());
+}
+
+#[tokio::test]
+async fn a_member_that_cannot_be_had_is_done_without() {
+    let bench = spread(1, 2);
+    let first = bench.route().await;
+    bench.effects.set_mood(Mood::Failing(Step::CloneVolume));
+    let second = bench.route().await;
+    assert_eq!((first.key, second.key), (key(), key()));
+    assert!(second.ready);
+}
+
+#[tokio::test]
+async fn a_route_that_waits_on_a_member_is_resumed_there() {
+    let bench = spread(1, 2);
+    let _first = bench.route().await;
+    let options = || RouteOptions { wait: Some(Duration::ZERO), ..RouteOptions::default() };
+    let waiting = bench.projects.route(spec(), options()).await.map(deliver).expect("a lease");
+    assert_eq!(waiting.key, key().clone_number(1));
+    let resume = Some(token(&waiting));
+    let options = RouteOptions { resume, wait: Some(PATIENCE), ..RouteOptions::default() };
+    let ready = bench.projects.route(spec(), options).await.map(deliver).expect("resumed");
+    assert_eq!((ready.key.clone(), ready.ready), (key().clone_number(1), true));
+    let stranger = BuildSpec::new("github.com/other/repo", "", "", "amd64").expect("valid");
+    let options = RouteOptions { resume: Some(token(&ready)), ..RouteOptions::default() };
+    assert!(matches!(bench.projects.route(stranger, options).await.err(), Some(RouteError::Gone)));
+}
+
+#[tokio::test]
+async fn a_fork_that_is_not_kept_apart_serves_nobody_and_is_stopped_by_force() {
+    let bench = bench_with(policy());
+    build(&bench).await;
+    bench.effects.set_mood(Mood::Leaky);
+    let refused = untrusted(&bench, Some("1")).await;
+    assert!(matches!(&refused, Err(RouteError::Failed { text, retryable: false, .. }) if text.contains("metadata")), "{refused:?}");
+    bench.until("nothing is left of it", async |b| b.projects.list().await.expect("listed").len() == 1).await;
+    assert_eq!(bench.count(Step::StopInstance(Stop::Force)), 1);
+    bench.effects.set_mood(Mood::Obedient);
+    assert!(untrusted(&bench, Some("1")).await.expect("routed").ready);
 }

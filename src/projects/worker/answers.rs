@@ -94,6 +94,7 @@ impl Worker {
         let event = self.event("routed", text).by("client");
         let durable = self.shared.store.add_lease(&self.key, &lease, &self.record.builds, Some(event));
         self.leases.push(lease.clone());
+        self.desk.load.set_leases(self.leases.len());
         let undelivered = Undelivered::new(self.desk.own_mailbox.clone(), token);
         // A caller that has gone drops the grant, and that releases the lease.
         drop(reply.send(Ok(Granted { warm, lease, durable, undelivered })));
@@ -113,6 +114,7 @@ impl Worker {
             self.leases.iter().filter(|lease| lease.is_expired(now)).map(|lease| lease.token.clone()).collect();
         if !expired.is_empty() {
             self.leases.retain(|lease| !lease.is_expired(now));
+            self.desk.load.set_leases(self.leases.len());
             for _ in &expired {
                 self.shared.metrics.lease_ended(LeaseEnd::Expired);
             }

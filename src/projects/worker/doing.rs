@@ -99,6 +99,7 @@ impl Worker {
             }
             Outcome::Observed(Err(error)) => self.set_back("look at it", &error).await,
             Outcome::Performed(step, Ok(done)) => self.note_done(step, &done),
+            Outcome::Performed(_, Err(error @ EffectError::NotIsolated { .. })) => self.note_leak(&error),
             Outcome::Performed(step, Err(error)) if step.only_asks() => {
                 tracing::debug!(key = %self.key, %error, "could not {}", step.name());
                 self.note_probe(Probed { answered: false, cpu: None });
@@ -220,6 +221,20 @@ impl Worker {
         let reason = causes::in_one_line(error);
         tracing::warn!(key = %self.key, %reason, "could not look at it; it is taken to be as it was");
         self.log_event(self.event("doubt", format!("could not look at it: {reason}")));
+    }
+
+    /// K7: nobody is sent there any more, and it goes down at once, whoever is there.
+    fn note_leak(&mut self, error: &EffectError) {
+        let reached = causes::in_one_line(error);
+        tracing::error!(key = %self.key, reached, "an untrusted daemon is not kept apart; it is stopped");
+        self.setbacks = self.setbacks.and_another(self.now());
+        self.shared.metrics.daemon_at_fault(Fault::NotIsolated);
+        self.log_event(self.event("not-isolated", reached.clone()));
+        if let Some((observed, _)) = &mut self.observed {
+            observed.answers(false);
+        }
+        (self.run.served, self.run.leaks) = (false, Some(reached.clone()));
+        self.refuse_all(&Refusal { kind: RefusalKind::Broken, text: reached });
     }
 
     /// A crash is worth a line in the journal.

@@ -73,6 +73,7 @@ impl Worker {
                 // A worker made since then has read it from the disk.
                 if !self.leases.iter().any(|known| known.token == lease.token) {
                     self.leases.push(lease);
+                    self.desk.load.set_leases(self.leases.len());
                 }
             }
             Message::Stop { wish, force, reply } => self.hear_stop(wish, force, reply),
@@ -137,6 +138,7 @@ impl Worker {
     fn complete(&mut self, token: &TokenHash, how: LeaseEnd) -> Option<Releasing> {
         let at = self.leases.iter().position(|lease| lease.token == *token)?;
         let lease = self.leases.remove(at);
+        self.desk.load.set_leases(self.leases.len());
         self.touch();
         let why = match how {
             LeaseEnd::Undelivered => "its answer could not be delivered",

@@ -130,6 +130,8 @@ struct Run {
     /// It was started by this worker, and has not answered yet.
     unborn: bool,
     counted: Option<Counted>,
+    /// What it was found to reach, and must not.
+    leaks: Option<String>,
     /// The incarnation whose first answer was waited for in vain.
     gave_up_on: Option<String>,
     /// Others need the room.
@@ -160,6 +162,7 @@ impl Worker {
             lease.clamp_to(now, &shared.policy.lease);
         }
         record.last_activity = record.last_activity.min(now);
+        desk.load.set_leases(leases.len());
         Self {
             key: record.key.clone(),
             settings: shared.settings(&record),
@@ -432,6 +435,7 @@ impl Worker {
             counted: self.run.counted,
             served: self.run.served,
             unborn: self.run.unborn,
+            leaks: self.run.leaks.as_deref(),
             gave_up_on: self.run.gave_up_on.as_deref(),
             place: self.place,
             past: Past {

@@ -29,6 +29,8 @@ async fn a_project_comes_back_as_it_was_saved() {
         memory_bytes: Some(1 << 30),
         cpus: Some(3),
         processes: Some(4096),
+        io_bytes: Some(9 << 20),
+        entitlements: Some([kiln_domain::Entitlement::NetworkHost].into()),
     };
     record.builds.note(NOW);
     record.builds.note(NOW.plus(Duration::from_secs(1)));

@@ -25,7 +25,8 @@
 //!
 //! 1. **A removal that began is finished** ([`Phase::Removing`]): there is nothing left that a build could use.
 //! 2. **An admin's forced stop** is done at once, whoever uses the daemon: that is what the word is for.
-//! 3. **A wedged daemon** ([`crate::health`]) is stopped by force and comes up again: no build runs in it any more.
+//! 3. **A wedged daemon** ([`crate::health`]) is stopped by force and comes up again: no build runs in it any more. **One of
+//!    untrusted builds that is not kept apart** is stopped by force, build or not (K7 goes before K2).
 //! 4. **Somebody needs the daemon** ([`Demand::need`]: an open connection, a live lease, a request that waits, or the tier
 //!    `hot`): it is brought up, one step at a time, and nothing below can stop it (K2). The tier alone gives way to rule 6,
 //!    and to an admin's word. A start waits for its place among

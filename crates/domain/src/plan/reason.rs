@@ -56,6 +56,10 @@ pub enum Reason {
     NotAnswering,
     NotServing,
     Wedged(Evidence),
+    /// Untrusted code could reach what it must not (K7).
+    NotIsolated {
+        reached: String,
+    },
     HalfMade {
         why: String,
     },
@@ -106,6 +110,7 @@ impl Reason {
             Self::NotAnswering => "not-answering",
             Self::NotServing => "not-serving",
             Self::Wedged(_) => "wedged",
+            Self::NotIsolated { .. } => "not-isolated",
             Self::HalfMade { .. } => "half-made",
             Self::Outdated { .. } => "outdated",
             Self::RollGoesOn => "roll-goes-on",
@@ -154,6 +159,7 @@ impl fmt::Display for Reason {
             Self::Wedged(Evidence { probes, silent_for }) => {
                 write!(f, "it is wedged: {probes} calls unanswered in {}, and it does no work", span(*silent_for))
             }
+            Self::NotIsolated { reached } => write!(f, "it is not kept apart: {reached}"),
             Self::HalfMade { why } => write!(f, "the instance is incomplete: {why}"),
             Self::Outdated { what } => write!(f, "it is out of date: {what}"),
             Self::RollGoesOn => f.write_str("it was stopped to be brought up to date"),

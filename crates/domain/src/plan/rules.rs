@@ -61,6 +61,10 @@ fn decide(situation: &Situation<'_>) -> Plan {
             return Plan::step(Phase::Draining, Step::StopInstance(Stop::Force), Reason::Forced);
         }
         // 3
+        if let Some(reached) = situation.leaks {
+            let reason = Reason::NotIsolated { reached: reached.to_owned() };
+            return Plan::step(Phase::Draining, Step::StopInstance(Stop::Force), reason);
+        }
         let ours = record.incarnation.as_deref() == Some(incarnation);
         if let (true, Some(evidence)) = (ours, situation.health.wedged(demand.connections > 0, &policy.health)) {
             return Plan::step(Phase::Rolling, Step::StopInstance(Stop::Force), Reason::Wedged(evidence));

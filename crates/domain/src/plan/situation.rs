@@ -64,6 +64,8 @@ pub struct Situation<'a> {
     /// Whether Kiln has watched this run since its start, and it has not answered yet. Of a run from before a restart of Kiln
     /// nobody can say that: a build may be in it.
     pub unborn: bool,
+    /// What this run was found to reach, and must not.
+    pub leaks: Option<&'a str>,
     /// The run of the instance whose first answer was waited for in vain.
     pub gave_up_on: Option<&'a str>,
     pub place: Place,

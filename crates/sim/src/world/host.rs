@@ -93,7 +93,8 @@ impl Instance {
 }
 
 pub(crate) fn limits(settings: &Settings) -> Limits {
-    Limits { memory_bytes: settings.memory_bytes, cpus: settings.cpus, processes: settings.processes }
+    let Settings { memory_bytes, cpus, processes, io_bytes, .. } = *settings;
+    Limits { memory_bytes, cpus, processes, io_bytes }
 }
 
 /// What a project's objects carry, so that it can be found again from them.

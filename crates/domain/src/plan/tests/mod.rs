@@ -79,6 +79,7 @@ struct Case {
     served: bool,
     unborn: bool,
     gave_up_on: Option<&'static str>,
+    leaks: Option<&'static str>,
     place: Place,
     room_wanted: bool,
     snapshots: Option<Vec<Snapshot>>,
@@ -106,6 +107,7 @@ impl Case {
             served,
             unborn: !served,
             gave_up_on: None,
+            leaks: None,
             place: Place::Admitted,
             room_wanted: false,
             snapshots: None,
@@ -143,6 +145,7 @@ impl Case {
             served: self.served,
             unborn: self.unborn,
             gave_up_on: self.gave_up_on,
+            leaks: self.leaks,
             place: self.place,
             past: Past {
                 snapshots: self.snapshots.as_deref(),

@@ -127,3 +127,11 @@ fn a_copy_is_cloned_and_goes_when_nobody_needs_it() {
     let busy = Case { cheap: true, connections: 1, ..derived(running(true), VolumeSeen::Ready) };
     assert_eq!(busy.step(), None, "it has no history of its own");
 }
+
+#[test]
+fn what_is_not_kept_apart_is_stopped_at_once() {
+    let leaks = Some("from inside it reached 169.254.169.254:80");
+    let case = Case { leaks, connections: 1, leases: vec![lease_of(0)], ..derived(running(true), VolumeSeen::Ready) };
+    let plan = case.plan();
+    assert_eq!((plan.step, plan.reason.rule()), (Some(FORCE), "not-isolated"));
+}

@@ -1,0 +1,135 @@
+//! Which of a project's daemons takes a build: [`kiln_domain::cache::fanout`] decides, this counts.
+//!
+//! What counts are builds that were sent somewhere and have not ended: leases, and requests that are on their way to one. So
+//! a burst is spread before any of it has begun. The counts are kept beside the workers, and no request waits for one to be
+//! read.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kiln_domain::cache::fanout::{Choice, FanOutPolicy, Load, Reach, choose, least_loaded};
+use kiln_domain::{Identity, Key, Phase, Role};
+
+use super::handle::Projects;
+use super::registry::WorkerHandle;
+
+/// Branches that are remembered; whoever has more begins anew.
+const BRANCHES: usize = 4096;
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct Spread(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Requests on their way to a lease.
+    asking: HashMap<Key, usize>,
+    /// Where the last build of a branch went.
+    branches: HashMap<(Key, String), u16>,
+}
+
+/// A request on its way to a lease; it counts as a build until it has one, or is gone.
+#[derive(Debug)]
+pub(super) struct Asking {
+    spread: Spread,
+    key: Key,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let mut state = self.spread.state();
+        if let Some(count) = state.asking.get_mut(&self.key) {
+            *count -= 1;
+            if *count == 0 {
+                state.asking.remove(&self.key);
+            }
+        }
+    }
+}
+
+impl Spread {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Counts are whole between any two operations.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Projects {
+    /// Where a build of `identity` goes. Anything but a project itself is where it is.
+    pub(super) fn place(&self, identity: Identity, branch: Option<&str>) -> (Identity, Option<Asking>) {
+        let policy = self.fan_out(&identity.key);
+        if policy.members == 0 || identity.key.role() != Role::Project {
+            return (identity, None);
+        }
+        let project = identity.key.clone();
+        let (family, others) = self.registry.family(&project);
+        let mut state = self.spread.state();
+        let loads = loads(&state, &project, &family);
+        let sticky = branch.and_then(|branch| state.branches.get(&(project.clone(), branch.to_owned())).copied());
+        let is_up = loads.iter().any(|load| load.member == 0 && load.reach == Reach::Up);
+        let member = match choose(&loads, sticky, others, &policy) {
+            Choice::Use(member) => member,
+            Choice::Grow(member) if is_up => member,
+            // A copy of a cache whose own daemon is on its way is not there sooner.
+            Choice::Grow(_) => least_loaded(&loads, sticky, &policy),
+        };
+        if let Some(branch) = branch {
+            if state.branches.len() >= BRANCHES {
+                state.branches.clear();
+            }
+            state.branches.insert((project, branch.to_owned()), member);
+        }
+        let identity = if member == 0 { identity } else { Identity::member(identity.spec, member) };
+        *state.asking.entry(identity.key.clone()).or_default() += 1;
+        drop(state);
+        let asking = Asking { spread: self.spread.clone(), key: identity.key.clone() };
+        (identity, Some(asking))
+    }
+
+    /// Where a build goes for which the member `without` could not be had.
+    pub(super) fn place_without(&self, without: &Identity) -> Identity {
+        let project = without.key.project();
+        let (family, _) = self.registry.family(&project);
+        let loads: Vec<Load> = loads(&self.spread.state(), &project, &family)
+            .into_iter()
+            .filter(|load| load.member == 0 || project.clone_number(load.member) != without.key)
+            .collect();
+        match least_loaded(&loads, None, &self.fan_out(&project)) {
+            0 => Identity::project(without.spec.clone()),
+            member => Identity::member(without.spec.clone(), member),
+        }
+    }
+
+    /// Where a copy of a cache costs as much as the cache, there is no fan-out.
+    fn fan_out(&self, project: &Key) -> FanOutPolicy {
+        let own = self.registry.get(project).and_then(|worker| worker.load.members());
+        let members = if self.cheap { own.unwrap_or(self.config.fan_out.members) } else { 0 };
+        FanOutPolicy { members, ..self.config.fan_out }
+    }
+}
+
+fn loads(state: &State, project: &Key, family: &BTreeMap<Key, WorkerHandle>) -> Vec<Load> {
+    let own = family.iter().map(|(key, worker)| (key, Some(worker)));
+    // Those whose worker is not there yet.
+    let asked = state.asking.keys().filter(|key| key.project() == *project && !family.contains_key(*key));
+    own.chain(asked.map(|key| (key, None)))
+        .filter_map(|(key, worker)| {
+            let member = match key.role() {
+                Role::Project => 0,
+                Role::Member(number) => number,
+                _ => return None,
+            };
+            let leases = worker.map_or(0, |worker| worker.load.leases().max(worker.connections.count()));
+            let asking = state.asking.get(key).copied().unwrap_or(0);
+            let reach = worker.map_or(Reach::Coming, reach);
+            Some(Load { member, builds: leases + asking, reach, pressure: None })
+        })
+        .collect()
+}
+
+fn reach(worker: &WorkerHandle) -> Reach {
+    match worker.status.borrow().phase {
+        Some(Phase::Warm) => Reach::Up,
+        None | Some(Phase::Absent | Phase::Provisioning | Phase::Starting | Phase::Rolling) => Reach::Coming,
+        Some(Phase::Idle | Phase::Draining | Phase::Removing | Phase::Failed { .. }) => Reach::Away,
+    }
+}
