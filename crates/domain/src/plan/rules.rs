@@ -218,7 +218,7 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
             keep_up(situation, need, false)
         };
     }
-    if let Some(plan) = rescue(situation) {
+    if let Some(plan) = rescue(situation).or_else(|| make_room(situation)) {
         return plan;
     }
     // A roll is one until the daemon starts: nobody but the phase knows that it has to come up again.
@@ -266,6 +266,21 @@ fn rescue(situation: &Situation<'_>) -> Option<Plan> {
             Some(Plan::rest(Phase::Failed { reason: reason.to_string() }, reason, None))
         }
     }
+}
+
+/// A volume that is full to the brim is a brick until it is given more.
+fn make_room(situation: &Situation<'_>) -> Option<Plan> {
+    let Situation { settings, policy, room, .. } = *situation;
+    if !room.full {
+        return None;
+    }
+    if room.measured.is_none() {
+        return Some(Plan::step(Phase::Provisioning, Step::Measure, Reason::Full));
+    }
+    Some(match room.resize(settings, &policy.size) {
+        Some(resize) => Plan::step(Phase::Provisioning, Step::Resize(resize.to), Reason::Full),
+        None => Plan::rest(Phase::Failed { reason: Reason::Full.to_string() }, Reason::Full, None),
+    })
 }
 
 /// A daemon that is up and needed: asked now and then whether it is well. One that is silent is waited for: it is slow, or

@@ -86,6 +86,7 @@ struct Case {
     damage: Option<&'static str>,
     cheap: bool,
     wants_snapshot: bool,
+    room: Room,
     paused_until: Option<Timestamp>,
     now: Timestamp,
 }
@@ -114,6 +115,7 @@ impl Case {
             damage: None,
             cheap: false,
             wants_snapshot: false,
+            room: Room::default(),
             paused_until: None,
             now: at(0),
         }
@@ -153,6 +155,7 @@ impl Case {
                 cheap: self.cheap,
                 paused_until: self.paused_until,
             },
+            room: self.room,
             room_wanted: self.room_wanted,
             now: self.now,
             policy: &policy(),
