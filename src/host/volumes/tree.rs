@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
+use kiln_domain::cache::size::Fill;
 use kiln_domain::{Key, Snapshot, SnapshotName, Verdict};
 use rustix::fs::{CWD, RenameFlags};
 
@@ -313,6 +314,12 @@ impl<M: Medium> VolumeEngine for Tree<M> {
             self.medium.usage(&volume.path, &snapshots).await
         };
         measured.await.map_err(|e| e.during(OPERATION, key))
+    }
+
+    async fn fill(&self, key: &Key) -> Result<Option<Fill>, VolumeError> {
+        const OPERATION: &str = "measure";
+        let (volume, _) = self.require(OPERATION, key).await?;
+        self.medium.fill(&volume.path).await.map_err(|e| e.during(OPERATION, key))
     }
 
     async fn resize(&self, key: &Key, size: Option<u64>) -> Result<(), VolumeError> {
