@@ -260,6 +260,7 @@ impl Rule {
             processes: self.processes,
             io_bytes: self.io,
             entitlements: self.entitlements.clone(),
+            ..Settings::default()
         }
     }
 }
@@ -393,6 +394,7 @@ impl Config {
             io_bytes: limits.io,
             // Only by a rule or for a project: not for all at once.
             entitlements: None,
+            ..Settings::default()
         }
     }
 

@@ -170,7 +170,7 @@ fn effects_config(config: &Config, paths: DaemonPaths) -> HostEffectsConfig {
     HostEffectsConfig {
         domains: config.gateway.domains.clone(),
         daemon_port: config.buildkit.port,
-        size: policy(config).size,
+        growth: policy(config).size,
         trial_address: config.addresses().hosts().with_one_aside().1,
         shared_file_system: file_system_size(&config.volumes_path()),
         nameservers: config.buildkit.nameservers.iter().copied().map(IpAddr::V4).collect(),

@@ -43,7 +43,7 @@ pub struct HostEffectsConfig {
     pub daemon_port: u16,
     /// Where a daemon listens that only tries a snapshot out, one at a time; `None`: none is tried out.
     pub trial_address: Option<std::net::Ipv4Addr>,
-    pub size: SizePolicy,
+    pub growth: SizePolicy,
     /// What the volumes' file system holds, where volumes have no size of their own.
     pub shared_file_system: Option<u64>,
     /// Written into `buildkitd.toml`; empty leaves the choice to BuildKit.
@@ -146,7 +146,7 @@ impl HostEffects {
                 (volume, self.parts.pki.daemon_directory(&record.key), run.join(record.key.as_str()))
             }
         };
-        let policy = &self.config.size;
+        let policy = &self.config.growth;
         let own = size_of(record, settings).zip(bounds(settings, policy));
         let capacity = match (own, self.config.shared_file_system) {
             // Where nothing enforces a volume's size, the file system is the smaller promise.

@@ -31,6 +31,7 @@ async fn a_project_comes_back_as_it_was_saved() {
         processes: Some(4096),
         io_bytes: Some(9 << 20),
         entitlements: Some([kiln_domain::Entitlement::NetworkHost].into()),
+        ..Settings::default()
     };
     record.builds.note(NOW);
     record.builds.note(NOW.plus(Duration::from_secs(1)));
