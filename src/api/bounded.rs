@@ -8,13 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln_domain::{BuildSpec, Key, LeaseToken};
-use kiln_wire::{Check, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
+use kiln_domain::{BuildSpec, Key, LeaseToken, SnapshotName};
+use kiln_wire::{
+    CacheView, Check, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, SnapshotView,
+    Trashed, Why,
+};
 use thiserror::Error;
 use tracing::warn;
 
 use super::Settings;
-use super::heart::{Caller, CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
+use super::heart::{
+    Caller, CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError,
+};
 
 /// What looks at the database or the host, or writes a row.
 const A_LOOK: Duration = Duration::from_secs(30);
@@ -25,8 +30,11 @@ const ROUTE_MARGIN: Duration = Duration::from_secs(30);
 /// What takes a daemon or an instance down, beside the drains: one of the daemon, and one of what is left of it.
 const TAKING_DOWN: Duration = Duration::from_mins(4);
 
-/// Caches are moved or freed, file by file where the storage cannot do better.
+/// Caches are moved, freed or measured, file by file where the storage cannot do better.
 const FREEING: Duration = Duration::from_mins(10);
+
+/// A step of the host, and looks before and after.
+const COPYING: Duration = Duration::from_mins(2);
 
 /// Health checkers wait a few seconds before they take silence for an answer.
 const READINESS: Duration = Duration::from_secs(5);
@@ -135,6 +143,26 @@ impl Heart for Bounded {
 
     async fn remove(&self, key: &Key) -> Result<(), VerbError> {
         within(self.taking_down, "the project to be removed", self.heart.remove(key)).await
+    }
+
+    async fn cache(&self, key: &Key, measure: bool) -> Result<CacheView, VerbError> {
+        within(A_LOOK, "the cache to be looked at", self.heart.cache(key, measure)).await
+    }
+
+    async fn snapshot(&self, key: &Key) -> Result<(SnapshotView, bool), VerbError> {
+        within(COPYING, "the snapshot to be taken", self.heart.snapshot(key)).await
+    }
+
+    async fn roll_back(&self, key: &Key, to: Option<SnapshotName>, force: bool) -> Result<SnapshotName, VerbError> {
+        within(self.taking_down, "the cache to be put back", self.heart.roll_back(key, to, force)).await
+    }
+
+    async fn reset(&self, key: &Key, force: bool) -> Result<(), VerbError> {
+        within(self.taking_down, "the cache to be emptied", self.heart.reset(key, force)).await
+    }
+
+    async fn disk_usage(&self) -> Result<DiskUsage, VerbError> {
+        within(FREEING, "the caches to be measured", self.heart.disk_usage()).await
     }
 
     async fn orphans(&self) -> Result<Vec<Orphan>, VerbError> {

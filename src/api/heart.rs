@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::http::StatusCode;
-use kiln_domain::{BuildSpec, Entitlements, Key, LeaseToken, Tier};
-use kiln_wire::{Change, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
+use kiln_domain::{BuildSpec, Entitlements, Key, LeaseToken, SnapshotName, Tier};
+use kiln_wire::{
+    CacheView, Change, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, SnapshotView,
+    Trashed, Why,
+};
 use thiserror::Error;
 
 pub(super) use crate::projects::Caller;
@@ -58,6 +61,23 @@ pub trait Heart: Send + Sync + 'static {
 
     /// Forgets the project; its cache goes to the trash. [`VerbError::Busy`] while a build counts on it.
     async fn remove(&self, key: &Key) -> Result<(), VerbError>;
+
+    /// Looks at the host. `measure`: also where its bytes are, which may take long; a cache that cannot be measured has a past
+    /// all the same.
+    async fn cache(&self, key: &Key, measure: bool) -> Result<CacheView, VerbError>;
+
+    /// The newest snapshot, and whether it was taken for this: none is of what did not change.
+    async fn snapshot(&self, key: &Key) -> Result<(SnapshotView, bool), VerbError>;
+
+    /// Puts the cache back to `to`, or to its newest good snapshot, and says to which. What it held goes to the trash.
+    /// [`VerbError::InUse`] while a build counts on the daemon, unless `force` cuts that off.
+    async fn roll_back(&self, key: &Key, to: Option<SnapshotName>, force: bool) -> Result<SnapshotName, VerbError>;
+
+    /// Begins anew with an empty cache; otherwise as [`Heart::roll_back`].
+    async fn reset(&self, key: &Key, force: bool) -> Result<(), VerbError>;
+
+    /// Measures every cache on the host.
+    async fn disk_usage(&self) -> Result<DiskUsage, VerbError>;
 
     /// What has lost its other half. Looks at the host.
     async fn orphans(&self) -> Result<Vec<Orphan>, VerbError>;
@@ -163,8 +183,7 @@ impl RouteError {
             Self::Unavailable { retry_after, .. } | Self::NotAdmitted { retry_after, .. } => Some(*retry_after),
             Self::Busy | Self::Queued { .. } => Some(A_MOMENT),
             Self::NotReady(_) | Self::TooManyLeases { .. } | Self::TooManyForks(_) => Some(A_START),
-            Self::Malformed(_)
-            | Self::Refused(_) | Self::OtherIdentity(_) | Self::Gone | Self::Ensure(_) => None,
+            Self::Malformed(_) | Self::Refused(_) | Self::OtherIdentity(_) | Self::Gone | Self::Ensure(_) => None,
         }
     }
 }
@@ -234,7 +253,7 @@ pub enum VerbError {
     #[error("there is no {what} {name:?}: {remedy}")]
     NotThere { what: &'static str, name: String, remedy: &'static str },
     /// A cache that cannot go back to where it should.
-    #[error("{why}: {remedy}")]
+    #[error("{why}; {remedy}")]
     NoSnapshot { why: String, remedy: String },
     /// Asked for what cannot be, now or later: out of range, or contradicting what else there is.
     #[error("{0}")]
@@ -247,6 +266,12 @@ pub enum VerbError {
         "{key} is busy: {need}; `kiln show {key}` lists what counts on it, `kiln stop --force {key}` takes its daemon down all the same"
     )]
     Busy { key: Key, need: String },
+    /// As [`VerbError::Busy`], of a cache that is to be another. To stop its daemon by force would not help: what needs it brings
+    /// it up again.
+    #[error(
+        "{key} is busy: {need}; `kiln show {key}` lists what counts on it, `kiln cache {verb} --force {key}` cuts that off"
+    )]
+    InUse { key: Key, need: String, verb: &'static str },
     /// Not now; the same request may succeed after a while.
     #[error("{why}")]
     Unavailable { why: String, retry_after: Duration },
@@ -259,7 +284,7 @@ impl VerbError {
         match self {
             Self::NoProject(_) | Self::NotThere { .. } | Self::NoSnapshot { .. } => StatusCode::NOT_FOUND,
             Self::Impossible(_) => StatusCode::BAD_REQUEST,
-            Self::Busy { .. } | Self::Taken(_) => StatusCode::CONFLICT,
+            Self::Busy { .. } | Self::InUse { .. } | Self::Taken(_) => StatusCode::CONFLICT,
             Self::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }

@@ -12,7 +12,7 @@
 //! | `heart`, `bounded` | what is asked of the rest of Kiln, and for how long |
 //! | `projects` | the heart as it is, and which of its errors is which answer |
 //! | `routing`, `prefer` | the three endpoints of the reference, and how long a caller wants to wait |
-//! | `v1`, `upkeep`, `events` | what Kiln shows of itself, and an admin's verbs |
+//! | `v1`, `caches`, `upkeep`, `events` | what Kiln shows of itself, and an admin's verbs |
 //! | `health` | alive, ready, figures |
 //! | `body`, `answers` | from bytes to a request, from errors to answers |
 //! | `large` | how many large answers there are at a time |
@@ -25,6 +25,7 @@
 mod answers;
 mod body;
 mod bounded;
+mod caches;
 mod connection;
 mod delivery;
 mod events;
@@ -145,6 +146,11 @@ fn endpoints() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(v1::set))
         .routes(routes!(v1::stop))
         .routes(routes!(v1::renew))
+        .routes(routes!(caches::show))
+        .routes(routes!(caches::snapshot))
+        .routes(routes!(caches::roll_back))
+        .routes(routes!(caches::reset))
+        .routes(routes!(caches::list))
         .routes(routes!(events::events))
         .routes(routes!(upkeep::orphans))
         .routes(routes!(upkeep::adopt))
@@ -163,6 +169,7 @@ fn endpoints() -> (Router<Api>, utoipa::openapi::OpenApi) {
     tags(
         (name = "builds", description = "What a build calls; compatible with buildkit-operator"),
         (name = "projects", description = "What there is"),
+        (name = "caches", description = "Their past, a way back, and where the bytes are"),
         (name = "events", description = "What happens"),
         (name = "upkeep", description = "What has lost its other half, and what was deleted"),
         (name = "health", description = "For machines that ask often"),

@@ -4,15 +4,21 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::explain::Explanation;
-use kiln_domain::{BuildSpec, Key, LeaseToken, Settings, Timestamp};
-use kiln_wire::{Check, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, Trashed, Why};
+use kiln_domain::{BuildSpec, Key, LeaseToken, Settings, Snapshot, SnapshotName, Timestamp};
+use kiln_wire::{
+    CacheEntry, CacheView, Check, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse,
+    SnapshotView, Storage, Sums, Trashed, UsageView, Why,
+};
 
 use super::events::to_view;
-use super::heart::{Caller, CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
+use super::heart::{
+    Caller, CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError,
+};
 use crate::causes::{in_one_line, is_no_room};
 use crate::clock::rfc3339;
 use crate::host;
-use crate::projects::{self, Projects};
+use crate::host::volumes::Usage;
+use crate::projects::{self, CacheUsage, Projects};
 use crate::store::StoreError;
 
 /// For what goes away by itself: long enough to help, short enough not to cost a build.
@@ -89,6 +95,45 @@ impl Heart for Projects {
         Ok(Projects::remove(self, key).await?)
     }
 
+    async fn cache(&self, key: &Key, measure: bool) -> Result<CacheView, VerbError> {
+        let measured = async { if measure { self.cache_usage(key).await.map(|cache| cache.usage) } else { Ok(None) } };
+        let (log, usage) = tokio::join!(self.cache_log(key), measured);
+        let snapshots = log?.iter().map(snapshot_view).collect();
+        let (usage, unmeasured) = match usage {
+            Ok(usage) => (usage.as_ref().map(usage_view), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Ok(CacheView { key: key.to_string(), snapshots, usage, unmeasured })
+    }
+
+    async fn snapshot(&self, key: &Key) -> Result<(SnapshotView, bool), VerbError> {
+        has_a_past(self, key).await?;
+        let before = self.cache_log(key).await?;
+        let newest = Projects::snapshot(self, key).await?;
+        let is_new = before.iter().all(|one| one.name != newest.name);
+        Ok((snapshot_view(&newest), is_new))
+    }
+
+    async fn roll_back(&self, key: &Key, to: Option<SnapshotName>, force: bool) -> Result<SnapshotName, VerbError> {
+        has_a_past(self, key).await?;
+        self.rollback(key, to, force).await.map_err(|error| in_use(error, "rollback"))
+    }
+
+    async fn reset(&self, key: &Key, force: bool) -> Result<(), VerbError> {
+        Projects::reset(self, key, force).await.map_err(|error| in_use(error, "reset"))
+    }
+
+    async fn disk_usage(&self) -> Result<DiskUsage, VerbError> {
+        let caches: Vec<_> = self.cache_usages().await?.iter().map(cache_entry).collect();
+        // The caches are worth telling without it.
+        let storage = self.fullness().await.unwrap_or_else(|error| {
+            tracing::debug!(%error, "the storage of the caches could not be measured");
+            None
+        });
+        let storage = storage.map(|full| Storage { used: full.bytes_used, total: full.bytes_total });
+        Ok(DiskUsage { sums: Sums::of(&caches), caches, trash: Heart::trash(self).await?, storage })
+    }
+
     async fn orphans(&self) -> Result<Vec<Orphan>, VerbError> {
         Ok(Projects::orphans(self).await?)
     }
@@ -143,6 +188,51 @@ impl Heart for Projects {
             Err(error) => Check::ill("host", in_one_line(&error)),
         };
         Readiness::of(vec![store, host])
+    }
+}
+
+fn snapshot_view(snapshot: &Snapshot) -> SnapshotView {
+    let Snapshot { name, taken, verdict, bytes } = *snapshot;
+    SnapshotView { name: name.to_string(), taken: rfc3339(taken), verdict: verdict.name().to_owned(), bytes }
+}
+
+fn usage_view(usage: &Usage) -> UsageView {
+    let Usage { used, shared, snapshots, size, available, inodes_available } = *usage;
+    UsageView { used, shared, snapshots, size, available, inodes_available }
+}
+
+fn cache_entry(cache: &CacheUsage) -> CacheEntry {
+    let CacheUsage { key, record, usage } = cache;
+    let role = key.role();
+    CacheEntry {
+        key: key.to_string(),
+        role: role.name().to_owned(),
+        project: role.is_derived().then(|| key.project().to_string()),
+        repo: record.as_ref().map(|record| record.spec.repo.to_string()),
+        pull_request: record.as_ref().and_then(|record| record.pull_request.clone()),
+        last_activity: record.as_ref().map(|record| rfc3339(record.last_activity)),
+        usage: usage.as_ref().map(usage_view),
+    }
+}
+
+/// A copy has none: it goes with its daemon.
+async fn has_a_past(projects: &Projects, key: &Key) -> Result<(), VerbError> {
+    if !key.role().is_derived() {
+        return Ok(());
+    }
+    Heart::show(projects, key).await?;
+    let project = key.project();
+    Err(VerbError::Impossible(format!(
+        "{key} has no snapshots: its cache is a copy of that of {project}, and goes with it; `kiln cache log {project}` shows what \
+         that can go back to"
+    )))
+}
+
+/// What stops a daemon by force does not free its cache.
+fn in_use(error: projects::VerbError, verb: &'static str) -> VerbError {
+    match error {
+        projects::VerbError::Busy { key, need } => VerbError::InUse { key, need, verb },
+        error => error.into(),
     }
 }
 
@@ -205,10 +295,17 @@ impl From<projects::VerbError> for VerbError {
             Verb::Unknown(key) => Self::NoProject(key),
             Verb::Busy { key, need } => Self::Busy { key, need },
             Verb::Bad(error) => Self::Impossible(error.to_string()),
-            Verb::NoSnapshot { ref key, .. } => Self::NoSnapshot {
-                why: error.to_string(),
-                remedy: format!("`kiln cache log {key}` lists them"),
-            },
+            Verb::NoSnapshot { ref key, ref there, .. } => {
+                let remedy = match there.as_str() {
+                    "" => format!(
+                        "`kiln cache snapshot {key}` takes one, `kiln cache reset {key}` begins with an empty cache"
+                    ),
+                    _ => {
+                        format!("`kiln cache log {key}` shows them, `kiln cache rollback {key} @NAME` goes back to one")
+                    }
+                };
+                Self::NoSnapshot { why: error.to_string(), remedy }
+            }
             Verb::NoRoom(why) => Self::Unavailable { why, retry_after: AFTER_A_REPAIR },
             Verb::Failed { text, retryable: true } => Self::Unavailable { why: text, retry_after: SOON },
             Verb::Failed { text, retryable: false } => Self::Failed(text),

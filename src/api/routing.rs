@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use kiln_domain::lease::ParseTokenError;
 use kiln_domain::{BuildSpec, Key, LeaseToken};
-use kiln_wire::{CompleteRequest, RouteRequest, RouteResponse};
+use kiln_wire::{CompleteRequest, RouteRequest, RouteResponse, check_branch};
 use tokio::time::Instant;
 
 use super::Api;
@@ -23,9 +23,6 @@ use crate::metrics::{Metrics, Outcome};
 
 /// The reference's limit on a key in `/complete`, in bytes.
 const MAX_KEY_BYTES: usize = 64;
-
-/// Longer than what git's own tools make.
-const MAX_BRANCH_BYTES: usize = 256;
 
 /// Between two polls of a route that is not ready.
 const POLL: std::time::Duration = std::time::Duration::from_secs(1);
@@ -192,10 +189,9 @@ fn caller_of(request: &RouteRequest) -> Result<Caller, PlainError> {
     if pull_request.is_some() && !untrusted {
         return Err(PlainError::bad_request("pullRequest is for untrusted builds: send untrusted: true with it"));
     }
-    if branch.as_ref().is_some_and(|branch| branch.len() > MAX_BRANCH_BYTES) {
-        return Err(PlainError::bad_request(format!("branch is too long: at most {MAX_BRANCH_BYTES} bytes are accepted")));
-    }
-    Ok(Caller { untrusted: *untrusted, pull_request: pull_request.clone(), branch: branch.clone() })
+    let branch = branch.as_ref().filter(|branch| !branch.is_empty());
+    branch.map(|branch| check_branch(branch)).transpose().map_err(PlainError::bad_request)?;
+    Ok(Caller { untrusted: *untrusted, pull_request: pull_request.clone(), branch: branch.cloned() })
 }
 
 fn token(text: &str) -> Result<LeaseToken, PlainError> {

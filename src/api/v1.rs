@@ -212,7 +212,7 @@ pub(super) async fn renew(State(api): State<Api>, id: InPath, body: Body) -> Res
 /// What stands in a name's place, if it is text at all.
 pub(super) type InPath = Result<Path<String>, PathRejection>;
 
-fn parse(key: InPath) -> Result<Key, JsonError> {
+pub(super) fn parse(key: InPath) -> Result<Key, JsonError> {
     let key = key.map_or_else(|_| char::REPLACEMENT_CHARACTER.to_string(), |Path(key)| key);
     key.parse().map_err(|error: ParseKeyError| JsonError::bad_request(error.to_string()))
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use kiln_domain::Key;
+use kiln_domain::{Key, SnapshotName};
 use kiln_wire::{OrphanKind, units};
 
 const EXIT_CODES: &str = "\
@@ -50,7 +50,7 @@ pub(super) enum Verb {
     /// Release the daemon that a route promised
     Complete(CompleteArgs),
     /// Print a project's key, without asking kilnd
-    Key(KeyArgs),
+    Key(NamingArgs),
     /// List the projects
     Ps(JsonArg),
     /// Show one project
@@ -65,6 +65,10 @@ pub(super) enum Verb {
     Rm(KeyArg),
     /// Show that a build is still there: its lease's grace begins anew
     Renew(RenewArgs),
+    /// The past of a project's cache: list, snapshot, go back, begin anew, measure
+    Cache(CacheArgs),
+    /// Where the bytes are: every cache, the trash, and how full their storage is
+    Du(JsonArg),
     /// What has lost its other half: list, adopt, remove
     Orphans(OrphansArgs),
     /// Deleted caches: list, give back, delete for good
@@ -93,12 +97,25 @@ pub(super) struct Identity {
     pub(super) arch: Option<String>,
 }
 
-/// How a route is asked for.
-#[derive(Debug, Args)]
-pub(super) struct Asking {
+/// Whose code a build runs.
+#[derive(Debug, Default, Args)]
+pub(super) struct Lane {
     /// The build runs code that nobody has reviewed
     #[arg(long, env = "KILN_UNTRUSTED", value_parser = clap::builder::FalseyValueParser::new())]
     pub(super) untrusted: bool,
+    /// With --untrusted: what names the pull request for its forge; each has a daemon of its own [default: the CI's]
+    #[arg(long, value_name = "ID", env = "KILN_PULL_REQUEST")]
+    pub(super) pull_request: Option<String>,
+}
+
+/// How a route is asked for.
+#[derive(Debug, Args)]
+pub(super) struct Asking {
+    #[command(flatten)]
+    pub(super) lane: Lane,
+    /// Where a project has several daemons, builds of one branch go to the same one [default: the CI's]
+    #[arg(long, value_name = "NAME", env = "KILN_BRANCH")]
+    pub(super) branch: Option<String>,
     /// How long to wait for the daemon: 90s, 5m
     #[arg(long, value_name = "SPAN", env = "KILN_WAIT", default_value = "5m", value_parser = span)]
     pub(super) wait: Duration,
@@ -131,6 +148,15 @@ pub(super) struct KeyArgs {
     /// Whose git remote names the repository
     #[arg(value_name = "PATH")]
     pub(super) context: Option<OsString>,
+}
+
+/// `kiln key`.
+#[derive(Debug, Args)]
+pub(super) struct NamingArgs {
+    #[command(flatten)]
+    pub(super) project: KeyArgs,
+    #[command(flatten)]
+    pub(super) lane: Lane,
 }
 
 #[derive(Debug, Args)]
@@ -267,6 +293,42 @@ pub(super) struct RenewArgs {
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct CacheArgs {
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+    #[command(subcommand)]
+    pub(super) verb: CacheVerb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum CacheVerb {
+    /// List what there is to go back to
+    Log { key: Key },
+    /// Take a snapshot, unless nothing was written since the newest
+    Snapshot { key: Key },
+    /// Put a cache back to a snapshot; what it holds now goes to the trash
+    Rollback {
+        key: Key,
+        /// As the log has it, with or without @ [default: the newest good one]
+        #[arg(value_name = "SNAPSHOT")]
+        to: Option<SnapshotName>,
+        /// Also if a build counts on the daemon: it is cut off
+        #[arg(long)]
+        force: bool,
+    },
+    /// Begin anew with an empty cache; what it holds now goes to the trash
+    Reset {
+        key: Key,
+        /// Also if a build counts on the daemon: it is cut off
+        #[arg(long)]
+        force: bool,
+    },
+    /// Where the bytes of a cache are
+    Usage { key: Key },
 }
 
 #[derive(Debug, Args)]

@@ -16,13 +16,13 @@ use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
-use kiln_domain::{BuildSpec, Key};
+use kiln_domain::{Identity, Key};
 use kiln_wire::{RouteRequest, RouteResponse};
 use tokio::process::Child;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use super::args::BuildArgs;
+use super::args::{self, BuildArgs};
 use super::buildx::{self, Buildx};
 use super::client::Client;
 use super::error::chain;
@@ -31,7 +31,7 @@ use super::polling::Asking;
 use super::private::{self, CredentialFiles};
 use super::renewal::Renewal;
 use super::signals::{Ending, Signals};
-use super::{CliError, identity, split, waiting};
+use super::{CliError, forge, identity, split, waiting};
 use crate::stdio;
 
 /// How long a cancelled buildx may wind up before it is killed.
@@ -44,16 +44,17 @@ pub(super) async fn run(client: &Client, args: &BuildArgs) -> Result<ExitCode, C
     }
     let spec = identity::resolve(&args.identity, meaning.target.unwrap_or(OsStr::new("")), meaning.context)?;
     let buildx = Buildx::find(super::variable("KILN_BUILDX"), std::env::var_os("PATH").as_deref())?;
+    let whose = forge::identity(spec, &args.asking.lane)?;
     if args.dry_run {
-        return dry_run(&buildx, &spec, &args.buildx);
+        return dry_run(&buildx, &whose, &args.buildx);
     }
 
     let mut signals = Signals::listen()?;
-    let key = Key::of(&spec);
-    let request = request_of(&spec, args.asking.untrusted, true);
-    let mut asking = Asking::new(client, request);
+    let request = request_of(&whose, &args.asking, true);
+    let mut asking = Asking::new(client, request, whose.key.clone());
+    let key = asking.key();
     let routed = tokio::select! {
-        routed = waiting::with_spinner(client, &key, asking.until_ready(args.asking.wait)) => routed,
+        routed = waiting::with_spinner(client, key, asking.until_ready(args.asking.wait)) => routed,
         // An answer on its way gets lost, which kilnd notices or ends with the lease's grace.
         ending = signals.next() => {
             asking.give_up().await;
@@ -67,10 +68,11 @@ pub(super) async fn run(client: &Client, args: &BuildArgs) -> Result<ExitCode, C
             return Err(error.into());
         }
     };
-    if !args.asking.untrusted && !routed.key.as_str().ends_with(key.as_str()) {
+    // Another daemon of the same project is what kilnd is there to choose.
+    if routed.key.project() != whose.key.project() {
         stdio::say(&format!(
-            "kiln: kilnd takes this build for {} where this client says {key}; their versions differ",
-            routed.key
+            "kiln: kilnd takes this build for {} where this client says {}; their versions differ",
+            routed.key, whose.key
         ));
     }
 
@@ -83,13 +85,16 @@ pub(super) async fn run(client: &Client, args: &BuildArgs) -> Result<ExitCode, C
 }
 
 /// The request for a project. The repository goes in its normal form, without what a remote's URL may carry.
-pub(super) fn request_of(spec: &BuildSpec, untrusted: bool, credential: bool) -> RouteRequest {
+pub(super) fn request_of(whose: &Identity, asking: &args::Asking, credential: bool) -> RouteRequest {
+    let spec = &whose.spec;
     RouteRequest {
         repo: spec.repo.as_str().to_owned(),
         name: spec.name.clone(),
         target: spec.target.clone(),
         arch: spec.arch.as_str().to_owned(),
-        untrusted,
+        untrusted: asking.lane.untrusted,
+        pull_request: whose.pull_request.clone(),
+        branch: forge::branch(asking.branch.as_deref()),
         credential,
         ..RouteRequest::default()
     }
@@ -229,8 +234,8 @@ impl Release {
 }
 
 /// Says what would be done (nothing is asked of kilnd).
-fn dry_run(buildx: &Buildx, spec: &BuildSpec, given: &[OsString]) -> Result<ExitCode, CliError> {
-    let key = Key::of(spec);
+fn dry_run(buildx: &Buildx, whose: &Identity, given: &[OsString]) -> Result<ExitCode, CliError> {
+    let Identity { key, spec, .. } = whose;
     let name = format!("kiln-{key}");
     let files = CredentialFiles::below(Path::new("$DIR"));
     let create = buildx::create_arguments(&name, "$ENDPOINT", "$SERVER_NAME", &files);

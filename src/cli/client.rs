@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use kiln_domain::{Key, LeaseToken};
 use kiln_wire::{
-    Adopt, ApiError, CompleteRequest, Emptied, LeaseView, Orphan, OrphanKind, ProjectView, RemoveOrphan, Renew,
-    RouteRequest, RouteResponse, SettingsPatch, Taken, Trashed, Why,
+    Adopt, ApiError, CacheView, CompleteRequest, DiskUsage, Emptied, LeaseView, Orphan, OrphanKind, ProjectView,
+    RemoveOrphan, Renew, Reset, Rollback, RolledBack, RouteRequest, RouteResponse, SettingsPatch, SnapshotView, Taken,
+    Trashed, Why,
 };
 use reqwest::header::RETRY_AFTER;
 use reqwest::{RequestBuilder, Response, StatusCode};
@@ -79,6 +80,12 @@ impl ClientError {
     /// Whether what the request was about has ended.
     pub(super) fn is_gone(&self) -> bool {
         matches!(self, Self::Refused { status: StatusCode::GONE, .. })
+    }
+
+    /// Whether kilnd is too old for a field of the request.
+    pub(super) fn knows_no(&self, field: &str) -> bool {
+        let Self::Refused { status: StatusCode::BAD_REQUEST, message, .. } = self else { return false };
+        message.contains(&format!("unknown field `{field}`"))
     }
 
     pub(super) fn retry_after(&self) -> Option<Duration> {
@@ -193,6 +200,39 @@ impl Client {
         self.decode(&body)
     }
 
+    pub(super) async fn cache(&self, key: &Key, measure: bool) -> Result<CacheView, ClientError> {
+        let query = if measure { "" } else { "?usage=false" };
+        let call = self.http.get(self.url(&format!("/v1/projects/{key}/cache{query}")));
+        let body = self.call("look at the cache", call, STOP).await?;
+        self.decode(&body)
+    }
+
+    /// The newest, and whether it was taken for this.
+    pub(super) async fn snapshot(&self, key: &Key) -> Result<(SnapshotView, bool), ClientError> {
+        let what = "take a snapshot";
+        let call = self.http.post(self.url(&format!("/v1/projects/{key}/snapshots")));
+        let response = self.answer(what, call, STOP).await?;
+        let is_new = response.status() == StatusCode::CREATED;
+        let body = self.body(what, STOP, response).await?;
+        Ok((self.decode(&body)?, is_new))
+    }
+
+    pub(super) async fn roll_back(&self, key: &Key, request: &Rollback) -> Result<RolledBack, ClientError> {
+        let call = self.http.post(self.url(&format!("/v1/projects/{key}/rollback"))).json(request);
+        let body = self.call("put the cache back", call, STOP).await?;
+        self.decode(&body)
+    }
+
+    pub(super) async fn reset(&self, key: &Key, force: bool) -> Result<(), ClientError> {
+        let call = self.http.post(self.url(&format!("/v1/projects/{key}/reset"))).json(&Reset { force });
+        self.call("empty the cache", call, STOP).await.map(drop)
+    }
+
+    pub(super) async fn disk_usage(&self) -> Result<DiskUsage, ClientError> {
+        let body = self.call("measure its caches", self.http.get(self.url("/v1/caches")), STOP).await?;
+        self.decode(&body)
+    }
+
     pub(super) async fn orphans(&self) -> Result<Vec<Orphan>, ClientError> {
         let body = self.call("look for orphans", self.http.get(self.url("/v1/orphans")), STOP).await?;
         self.decode(&body)
@@ -267,11 +307,16 @@ impl Client {
     }
 
     async fn call(&self, what: &'static str, call: RequestBuilder, wait: Duration) -> Result<Vec<u8>, ClientError> {
+        let response = self.answer(what, call, wait).await?;
+        self.body(what, wait, response).await
+    }
+
+    async fn answer(&self, what: &'static str, call: RequestBuilder, wait: Duration) -> Result<Response, ClientError> {
         let response = call.timeout(wait).send().await.map_err(|error| self.failed(what, wait, error))?;
         if !response.status().is_success() {
             return Err(self.refused(what, response).await);
         }
-        self.body(what, wait, response).await
+        Ok(response)
     }
 
     async fn body(&self, what: &'static str, wait: Duration, mut response: Response) -> Result<Vec<u8>, ClientError> {

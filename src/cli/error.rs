@@ -4,6 +4,8 @@ use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 
+use kiln_domain::Key;
+use kiln_domain::project::PullRequestError;
 use kiln_domain::spec::SpecError;
 use thiserror::Error;
 
@@ -25,6 +27,12 @@ pub(super) enum CliError {
     Identity(#[from] IdentityError),
     #[error(transparent)]
     Spec(#[from] SpecError),
+    #[error(transparent)]
+    PullRequest(#[from] PullRequestError),
+    #[error(
+        "a pull request has a daemon of its own only for untrusted builds: say --untrusted with --pull-request (or set KILN_UNTRUSTED with KILN_PULL_REQUEST)"
+    )]
+    TrustedPullRequest,
     #[error(
         "--builder cannot be given: kiln makes a builder for the project's daemon; use `buildx build` for another one"
     )]
@@ -39,6 +47,8 @@ pub(super) enum CliError {
     NothingToSet,
     #[error("--{0} and --reset {0} contradict each other: give one of them")]
     SetAndReset(&'static str),
+    #[error("the cache of {key} could not be measured: {why}")]
+    Unmeasured { key: Key, why: String },
     #[error("a build id is the 16 hexadecimal digits that /route answered")]
     BuildId,
     #[error("cannot run {program}")]
@@ -75,6 +85,8 @@ impl CliError {
         match self {
             Self::Builder
             | Self::Spec(_)
+            | Self::PullRequest(_)
+            | Self::TrustedPullRequest
             | Self::NothingToSet
             | Self::SetAndReset(_)
             | Self::BuildId

@@ -1,11 +1,11 @@
 //! The `kiln` command: a client of kilnd's API, and the front of `buildx build`.
 //!
-//! * `split` and `identity` are pure or nearly so: which words belong to kiln and which to buildx, and which project a
-//!   build belongs to.
+//! * `split`, `identity` and `forge` are pure or nearly so: which words belong to kiln and which to buildx, which project a
+//!   build belongs to, and which pull request.
 //! * `client` speaks HTTP to kilnd; every call has a deadline and every error names a remedy.
 //! * `polling` asks for a route by short polls; `renewal` keeps its lease alive while buildx runs.
 //! * `build` is `kiln build`: route → credential in a `private` directory → `buildx` → release, whatever happens.
-//! * `show` and `admin` ask and print: tables for people, `--json` for programs.
+//! * `show`, `caches` and `admin` ask and print: tables for people, `--json` for programs.
 //!
 //! Promises: the exit code of buildx is passed through; a routed build is always released, also after a signal; no key
 //! is ever written where others could read it, and none stays behind; answers go to stdout, everything else to stderr.
@@ -31,9 +31,11 @@ mod admin;
 mod args;
 mod build;
 mod buildx;
+mod caches;
 mod client;
 mod error;
 mod events;
+mod forge;
 mod identity;
 mod image;
 mod node_id;
@@ -111,6 +113,8 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
         Verb::Stop(args) => show::stop(&client()?, &args).await?,
         Verb::Rm(args) => admin::remove(&client()?, &args).await?,
         Verb::Renew(args) => admin::renew(&client()?, &args).await?,
+        Verb::Cache(args) => caches::run(&client()?, &args).await?,
+        Verb::Du(args) => caches::du(&client()?, Printer::for_stdout(), args.json).await?,
         Verb::Orphans(args) => admin::orphans(&client()?, &args).await?,
         Verb::Trash(args) => admin::trash(&client()?, &args).await?,
         Verb::Events(args) => events::print(&client()?, &args).await?,

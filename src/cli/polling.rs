@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use kiln_domain::Key;
 use kiln_wire::{RouteRequest, RouteResponse, RouteStatus};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::client::{Client, ClientError};
@@ -36,12 +37,18 @@ pub(super) struct Asking {
     request: RouteRequest,
     /// The project, once there is a lease that has to be given back.
     held: Option<Key>,
+    /// Whose daemon it is to be, as far as that is known: which one of several is kilnd's to say.
+    key: watch::Sender<Key>,
     status: Option<RouteStatus>,
 }
 
 impl Asking {
-    pub(super) fn new(client: &Client, request: RouteRequest) -> Self {
-        Self { client: client.clone(), request, held: None, status: None }
+    pub(super) fn new(client: &Client, request: RouteRequest, key: Key) -> Self {
+        Self { client: client.clone(), request, held: None, key: watch::Sender::new(key), status: None }
+    }
+
+    pub(super) fn key(&self) -> watch::Receiver<Key> {
+        self.key.subscribe()
     }
 
     /// Until the daemon answers or `wait` is over. An answer that got lost on the way leaves no lease behind for longer
@@ -65,6 +72,11 @@ impl Asking {
                     // Who has waited for it already asks again at once.
                     if asked.elapsed() < POLL.min(left) / 2 { 2 * PAUSE } else { Duration::ZERO }
                 }
+                // An older kilnd, which has one daemon for each project anyway.
+                Err(error) if self.request.branch.is_some() && error.knows_no("branch") => {
+                    self.request.branch = None;
+                    Duration::ZERO
+                }
                 Err(error) if error.is_gone() && self.held.is_some() => {
                     self.held = None;
                     self.request.build_id = None;
@@ -83,6 +95,7 @@ impl Asking {
     }
 
     fn hold(&mut self, waiting: RouteResponse) {
+        self.key.send_replace(waiting.key.clone());
         self.held = Some(waiting.key);
         self.request.build_id = waiting.build_id;
         self.status = waiting.status;

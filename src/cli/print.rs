@@ -58,6 +58,29 @@ pub(super) fn fields(fields: &[(&str, String)]) -> Result<(), CliError> {
     out(&text)
 }
 
+/// `3.4 GiB`, for people: three digits say enough.
+pub(super) fn human_size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut size = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    // What would be shown as 1024 is 1 of the next.
+    while size >= 1023.5 && unit + 1 < UNITS.len() {
+        size /= 1024.0;
+        unit += 1;
+    }
+    let digits = if size < 9.995 {
+        2
+    } else if size < 99.95 {
+        1
+    } else {
+        0
+    };
+    format!("{size:.digits$} {}", UNITS[unit])
+}
+
 fn table<const N: usize>(heading: [&str; N], rows: &[[String; N]], colour: bool) -> String {
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| plain(cell)).collect()).collect();
     let mut widths = heading.map(str::len);
@@ -121,6 +144,23 @@ mod tests {
         assert_eq!(plain(hostile), tame);
         let error = std::io::Error::other(hostile);
         assert_eq!(super::super::error::chain(&error), tame.replace('\n', " | "));
+    }
+
+    #[test]
+    fn sizes_for_people() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.00 KiB"),
+            (20 << 30, "20.0 GiB"),
+            ((3 << 30) + (2 << 29), "4.00 GiB"),
+            (105 << 20, "105 MiB"),
+            ((1 << 30) - 1, "1.00 GiB"),
+            (10 * 1024 - 1, "10.0 KiB"),
+            (u64::MAX, "16384 PiB"),
+        ] {
+            assert_eq!(human_size(bytes), text, "of {bytes}");
+        }
     }
 
     #[test]

@@ -3,34 +3,34 @@
 use std::ffi::OsStr;
 use std::process::ExitCode;
 
-use kiln_domain::{BuildSpec, Key, Timestamp};
+use kiln_domain::{BuildSpec, Key, Role, Timestamp};
 use kiln_wire::ProjectView;
 use serde::Serialize;
 
 use super::admin::settings;
-use super::args::{KeyArg, KeyArgs, RouteArgs, StopArgs};
+use super::args::{KeyArg, KeyArgs, NamingArgs, RouteArgs, StopArgs};
 use super::buildx::{create_arguments, quoted};
 use super::client::Client;
 use super::polling::Asking;
-use super::print::{self, Printer};
+use super::print::{self, Printer, human_size};
 use super::private::{self, CredentialFiles};
 use super::signals::Signals;
-use super::{CliError, build, identity, waiting};
+use super::{CliError, build, forge, identity, waiting};
 use crate::clock::{Clock as _, SystemClock};
 
 /// `kiln route`.
 pub(super) async fn route(client: &Client, args: &RouteArgs) -> Result<ExitCode, CliError> {
-    let spec = spec_of(&args.project)?;
+    let whose = forge::identity(spec_of(&args.project)?, &args.asking.lane)?;
     // Made first: a credential that cannot be kept must not be asked for.
     if let Some(directory) = &args.credential {
         private::make_directory(directory)?;
     }
-    let key = Key::of(&spec);
-    let request = build::request_of(&spec, args.asking.untrusted, args.credential.is_some());
-    let mut asking = Asking::new(client, request);
+    let request = build::request_of(&whose, &args.asking, args.credential.is_some());
+    let mut asking = Asking::new(client, request, whose.key);
+    let key = asking.key();
     let mut signals = Signals::listen()?;
     let asked = tokio::select! {
-        asked = waiting::with_spinner(client, &key, asking.until_ready(args.asking.wait)) => asked,
+        asked = waiting::with_spinner(client, key, asking.until_ready(args.asking.wait)) => asked,
         ending = signals.next() => {
             asking.give_up().await;
             return Ok(ExitCode::from(ending.exit_code()));
@@ -68,16 +68,21 @@ pub(super) async fn route(client: &Client, args: &RouteArgs) -> Result<ExitCode,
 }
 
 /// `kiln key`, offline.
-pub(super) fn key(args: &KeyArgs) -> Result<(), CliError> {
+pub(super) fn key(args: &NamingArgs) -> Result<(), CliError> {
     #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
     struct View<'a> {
         key: &'a Key,
         #[serde(flatten)]
         spec: &'a BuildSpec,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pull_request: Option<&'a str>,
     }
-    let spec = spec_of(args)?;
-    let key = Key::of(&spec);
-    if args.json { print::json(&View { key: &key, spec: &spec }) } else { print::out(&format!("{key}\n")) }
+    let whose = forge::identity(spec_of(&args.project)?, &args.lane)?;
+    if args.project.json {
+        return print::json(&View { key: &whose.key, spec: &whose.spec, pull_request: whose.pull_request.as_deref() });
+    }
+    print::out(&format!("{}\n", whose.key))
 }
 
 fn spec_of(args: &KeyArgs) -> Result<BuildSpec, CliError> {
@@ -91,22 +96,51 @@ pub(super) async fn projects(client: &Client, printer: Printer, json: bool) -> R
         return print::json(&projects);
     }
     let now = SystemClock.now();
-    let rows: Vec<_> = projects.iter().map(|project| row(project, now)).collect();
+    let rows: Vec<_> = in_families(&projects).into_iter().map(|project| row(project, now)).collect();
     printer.table(["KEY", "PHASE", "BUILDS", "CONNECTIONS", "LAST ACTIVITY", "ARCH", "TARGET", "REPOSITORY"], &rows)
 }
 
 fn row(project: &ProjectView, now: Timestamp) -> [String; 8] {
     let component = if project.name.is_empty() { String::new() } else { format!(" ({})", project.name) };
+    let of = kin(project).map(|kin| format!(", {kin}")).unwrap_or_default();
+    let indent = if project.project.is_some() { "  " } else { "" };
     [
-        project.key.clone(),
+        format!("{indent}{}", project.key),
         phase(project),
         project.leases.len().to_string(),
         project.connections.to_string(),
         age(&project.last_activity, now),
         project.arch.clone(),
         project.target.clone(),
-        format!("{}{component}", project.repo),
+        format!("{}{component}{of}", project.repo),
     ]
+}
+
+/// Each project, and below it what is derived from it.
+pub(super) fn in_families(projects: &[ProjectView]) -> Vec<&ProjectView> {
+    let family = |one: &'_ ProjectView| one.project.clone().unwrap_or_else(|| one.key.clone());
+    let mut sorted: Vec<&ProjectView> = projects.iter().collect();
+    sorted.sort_by_cached_key(|one| (family(one), one.project.is_some(), one.key.len(), one.key.clone()));
+    sorted
+}
+
+/// What it is to its project, where it is not the project itself.
+pub(super) fn kin(project: &ProjectView) -> Option<String> {
+    kin_of(&project.key, &project.role, project.pull_request.as_deref())
+}
+
+pub(super) fn kin_of(key: &str, role: &str, pull_request: Option<&str>) -> Option<String> {
+    match (role, pull_request) {
+        ("" | "project", _) => None,
+        ("pull-request", Some(name)) => Some(format!("pull request {name}")),
+        ("pull-request", None) => Some("pull request".to_owned()),
+        ("fork", _) => Some("untrusted".to_owned()),
+        ("member", _) => Some(match key.parse::<Key>().map(|key| key.role()) {
+            Ok(Role::Member(number)) => format!("member {number}"),
+            _ => "member".to_owned(),
+        }),
+        (other, _) => Some(other.to_owned()),
+    }
 }
 
 /// With a question mark where kilnd has not looked yet.
@@ -125,6 +159,12 @@ pub(super) async fn project(client: &Client, args: &KeyArg) -> Result<(), CliErr
     let mut fields = vec![
         ("key", project.key.clone()),
         ("repository", project.repo.clone()),
+        (
+            "is",
+            kin(&project)
+                .map(|kin| format!("{kin} of {}", project.project.as_deref().unwrap_or("?")))
+                .unwrap_or_default(),
+        ),
         ("name", project.name.clone()),
         ("target", project.target.clone()),
         ("arch", project.arch.clone()),
@@ -140,6 +180,8 @@ pub(super) async fn project(client: &Client, args: &KeyArg) -> Result<(), CliErr
         ("connections", project.connections.to_string()),
         ("created", since(&project.created, now)),
         ("last activity", since(&project.last_activity, now)),
+        ("cache may hold", project.cache_size.map(human_size).unwrap_or_default()),
+        ("last snapshot", project.last_snapshot.as_deref().map(|taken| since(taken, now)).unwrap_or_default()),
     ];
     fields.extend(settings(&project));
     for lease in &project.leases {
@@ -203,5 +245,46 @@ mod tests {
     fn a_phase_that_nobody_has_looked_at_is_a_question() {
         let view = |unconfirmed| ProjectView { phase: "warm".to_owned(), unconfirmed, ..ProjectView::default() };
         assert_eq!([phase(&view(false)), phase(&view(true))], ["warm", "warm?"]);
+    }
+
+    #[test]
+    fn what_is_derived_stands_below_its_project() {
+        let view = |key: &str, role: &str, pull_request: Option<&str>| ProjectView {
+            key: key.to_owned(),
+            role: role.to_owned(),
+            project: (role != "project").then(|| key[key.len() - 17..].to_owned()),
+            pull_request: pull_request.map(str::to_owned),
+            repo: "h/r".to_owned(),
+            ..ProjectView::default()
+        };
+        let (one, two) = ("p1111111111111111", "p2222222222222222");
+        let fork = format!("f0123456789abcdef{one}");
+        // As the list has them: by key.
+        let listed = [
+            view(&format!("c10{one}"), "member", None),
+            view(&format!("c2{one}"), "member", None),
+            view(&fork, "pull-request", Some("12")),
+            view(&format!("fork{two}"), "fork", None),
+            view(one, "project", None),
+            view(two, "project", None),
+            // Of a kilnd that says nothing of roles.
+            ProjectView { role: String::new(), ..view("p3333333333333333", "project", None) },
+        ];
+        let now = Timestamp::from_millis(0);
+        let shown: Vec<_> = in_families(&listed).into_iter().map(|project| row(project, now)).collect();
+        let shown: Vec<_> = shown.iter().map(|row| format!("{}|{}", row[0], row[7])).collect();
+        assert_eq!(
+            shown,
+            [
+                format!("{one}|h/r"),
+                format!("  c2{one}|h/r, member 2"),
+                format!("  c10{one}|h/r, member 10"),
+                format!("  {fork}|h/r, pull request 12"),
+                format!("{two}|h/r"),
+                format!("  fork{two}|h/r, untrusted"),
+                "p3333333333333333|h/r".to_owned(),
+            ]
+        );
+        assert_eq!(kin_of("x", "clone-of-tomorrow", None).as_deref(), Some("clone-of-tomorrow"));
     }
 }

@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 
 /// Kiln's own flags on `kiln build`.
-const OWN_VALUED: [&str; 6] = ["repo", "name", "arch", "wait", "socket", "url"];
+const OWN_VALUED: [&str; 8] = ["repo", "name", "arch", "pull-request", "branch", "wait", "socket", "url"];
 const OWN_BARE: [&str; 3] = ["untrusted", "dry-run", "help"];
 
 /// Flags of `buildx build` that take no word (buildx v0.38, commands/build.go), the hidden ones included.
@@ -244,7 +244,7 @@ mod tests {
             )
         );
         assert_eq!(args.identity.repo.as_deref(), Some("h/r"));
-        assert!(args.asking.untrusted);
+        assert!(args.asking.lane.untrusted);
         assert_eq!(args.asking.wait.as_secs(), 7);
     }
 
@@ -254,6 +254,18 @@ mod tests {
         assert_eq!((cli.connection.socket.to_str(), args.identity.name.as_str()), (Some("/s"), "api"));
         assert_eq!(args.identity.arch.as_deref(), Some("arm64"));
         assert_eq!(args.buildx, words(". --pull"));
+    }
+
+    #[test]
+    fn a_pull_request_and_a_branch_are_kiln_s() {
+        let (_, args) = parsed("kiln build -t x --pull-request 12 . --untrusted --branch=feature/x --pull");
+        assert_eq!(
+            (args.asking.lane.pull_request.as_deref(), args.asking.branch.as_deref()),
+            (Some("12"), Some("feature/x"))
+        );
+        assert_eq!(args.buildx, words("-t x . --pull"));
+        let given = words("--branch main --pull-request 12 dir");
+        assert_eq!(read(&given).context, Some(OsStr::new("dir")), "their values are no context");
     }
 
     #[test]

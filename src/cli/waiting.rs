@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln_domain::Key;
+use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::client::Client;
@@ -18,11 +19,11 @@ const UNSEEN: Duration = Duration::from_millis(400);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Awaits `work` with a spinner that names the project's phase, where stderr is a terminal.
-pub(super) async fn with_spinner<T>(client: &Client, key: &Key, work: impl Future<Output = T>) -> T {
+pub(super) async fn with_spinner<T>(client: &Client, key: watch::Receiver<Key>, work: impl Future<Output = T>) -> T {
     if !io::stderr().is_terminal() {
         return work.await;
     }
-    let watcher = tokio::spawn(watch(client.clone(), key.clone()));
+    let watcher = tokio::spawn(follow(client.clone(), key));
     let done = work.await;
     watcher.abort();
     // The spinner is taken away when its task is dropped, which must be before anything else is printed.
@@ -30,10 +31,11 @@ pub(super) async fn with_spinner<T>(client: &Client, key: &Key, work: impl Futur
     done
 }
 
-async fn watch(client: Client, key: Key) {
+async fn follow(client: Client, keys: watch::Receiver<Key>) {
     sleep(UNSEEN).await;
-    let spinner = Spinner::start(&key);
+    let spinner = Spinner::start(&keys.borrow());
     loop {
+        let key = keys.borrow().clone();
         if let Ok(view) = client.project(&key).await {
             spinner.0.set_message(format!("{key} is {}", plain(&in_words(&status_of(view)))));
         }

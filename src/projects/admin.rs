@@ -220,6 +220,9 @@ impl Projects {
             name: record.spec.name.clone(),
             target: record.spec.target.clone(),
             arch: record.spec.arch.to_string(),
+            role: record.key.role().name().to_owned(),
+            project: record.key.role().is_derived().then(|| record.key.project().to_string()),
+            pull_request: record.pull_request.clone(),
             phase: phase.name().to_owned(),
             unconfirmed,
             reason,
@@ -233,6 +236,8 @@ impl Projects {
             settings: Some(self.settings_view(record)),
             queue: status.as_ref().and_then(|status| status.queue).map(place),
             pending: status.and_then(|status| status.pending).into_iter().collect(),
+            cache_size: record.cache.size,
+            last_snapshot: record.cache.snapshot.map(rfc3339),
         }
     }
 

@@ -9,7 +9,7 @@ use super::admin::VerbError;
 use super::effects::EffectError;
 use super::handle::{Projects, TRIES};
 use super::messages::Message;
-use crate::host::volumes::Usage;
+use crate::host::volumes::{Fullness, Usage};
 
 /// One cache, and where its bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,6 +99,11 @@ impl Projects {
         }
         usages.sort_by_key(|usage| std::cmp::Reverse(usage.usage.map_or(0, |usage| usage.used)));
         Ok(usages)
+    }
+
+    /// Of the storage that all caches share.
+    pub async fn fullness(&self) -> Result<Option<Fullness>, VerbError> {
+        self.look(self.shared.effects.fullness()).await
     }
 
     async fn known_to_the_store(&self, key: &Key) -> Result<ProjectRecord, VerbError> {

@@ -11,7 +11,7 @@ use tokio::sync::broadcast;
 
 use crate::buildkit::{ConfigError, ProbeError};
 use crate::causes;
-use crate::host::volumes::{FoundVolume, TrashName, Trashed, Usage, VolumeError};
+use crate::host::volumes::{FoundVolume, Fullness, TrashName, Trashed, Usage, VolumeError};
 use crate::host::{FoundInstance, InstanceEvent, Properties, RuntimeError};
 use crate::pki::PkiError;
 
@@ -55,6 +55,11 @@ pub trait Effects: Send + Sync + 'static {
 
     /// Where the bytes of a cache are; `None`: it has none.
     async fn usage(&self, key: &Key) -> Result<Option<Usage>, EffectError>;
+
+    /// How full the storage of all caches is; `None`: there is none.
+    async fn fullness(&self) -> Result<Option<Fullness>, EffectError> {
+        Ok(None)
+    }
 
     /// How the host is; what cannot be read is left open. The counts of starts and daemons are not the host's.
     async fn load(&self) -> HostLoad;

@@ -510,6 +510,10 @@ impl Effects for HostEffects {
         }
     }
 
+    async fn fullness(&self) -> Result<Option<Fullness>, EffectError> {
+        Ok(Some(self.parts.volumes.fullness().await?))
+    }
+
     async fn load(&self) -> HostLoad {
         // What cannot be read holds nothing back.
         let pressure = self.parts.pressure.read().ok();

@@ -27,6 +27,51 @@ fn routes_builds_and_releases_in_this_order() {
 }
 
 #[test]
+fn whichever_of_its_daemons_kilnd_chose_is_built_on_and_given_back() {
+    let stage = Stage::with("", |kilnd| kilnd.member = 2);
+    let output = stage.build(&["."]);
+    assert!(output.status.success());
+    assert_eq!(stderr(&output), "", "another daemon of the same project is no surprise");
+    assert_eq!(stage.asked()[1], "complete c2pbcce5b6205652dd7 00112233aabbccdd");
+    let name = stage.called()[0].split('|').nth(2).expect("a name").to_owned();
+    assert!(name.starts_with("kiln-c2pbcce5b6205652dd7-"), "{name}");
+    assert!(stage.called()[0].contains("servername=buildkitd-x.kiln"), "the name in TLS is the answer's");
+}
+
+#[test]
+fn a_build_says_of_which_pull_request_and_branch_it_is() {
+    let stage = Stage::new("");
+    let route = "route github.com/org/repo default";
+    assert!(stage.build(&["--untrusted", "--pull-request", "12", "--branch", "feature/x", "."]).status.success());
+    assert_eq!(stage.asked()[0], format!("{route} true pull request 12 branch feature/x"));
+    assert!(stage.called()[1].ends_with("|."), "buildx gets none of it: {:?}", stage.called());
+
+    let github = [("GITHUB_REF", "refs/pull/7/merge"), ("GITHUB_REF_NAME", "7/merge"), ("GITHUB_HEAD_REF", "fix")];
+    let gitlab = [("CI_MERGE_REQUEST_IID", "7"), ("CI_COMMIT_REF_NAME", "fix")];
+    for variables in [&github[..], &gitlab] {
+        for (words, expected) in [
+            (&["build", "--untrusted", "."][..], "true pull request 7 branch fix"),
+            (&["build", "--untrusted", "--pull-request", "8", "."], "true pull request 8 branch fix"),
+            (&["build", "."], "false branch fix"),
+            (&["build", "--branch", "mine", "."], "false branch mine"),
+        ] {
+            let stage = Stage::new("");
+            let status = stage.kiln(words).envs(variables.iter().copied()).status().expect("run");
+            assert!(status.success(), "{words:?}");
+            assert_eq!(stage.asked()[0], format!("{route} {expected}"), "{words:?}");
+        }
+    }
+}
+
+#[test]
+fn a_kilnd_that_knows_no_branches_is_asked_without_one() {
+    let stage = Stage::with("", |kilnd| kilnd.old = true);
+    let status = stage.kiln(&["build", "."]).env("GITHUB_REF_NAME", "main").status().expect("run");
+    assert!(status.success());
+    assert_eq!(stage.asked(), ["route github.com/org/repo default false", COMPLETE]);
+}
+
+#[test]
 fn the_credential_is_for_our_eyes_only() {
     let stage = Stage::new("");
     assert!(stage.build(&["."]).status.success());

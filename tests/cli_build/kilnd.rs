@@ -10,8 +10,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, patch, post};
 use axum::{Json, Router};
 use kiln_wire::{
-    ApiError, CompleteRequest, Credential, LeaseView, Origin, ProjectView, Renew, RouteRequest, RouteResponse,
-    RouteStatus, Setting, SettingsView, Trashed, Why,
+    ApiError, CacheEntry, CacheView, CompleteRequest, Credential, DiskUsage, LeaseView, Origin, ProjectView, Renew,
+    RouteRequest, RouteResponse, RouteStatus, Setting, SettingsView, SnapshotView, Storage, Sums, Trashed, UsageView,
+    Why,
 };
 
 /// What kilnd was asked and buildx was called with, in order.
@@ -25,8 +26,10 @@ pub(crate) struct Kilnd {
     pub(crate) with_credential: bool,
     /// The daemon is ready after so many polls.
     pub(crate) polls: Arc<Mutex<u32>>,
-    /// As one that knows neither polls nor renewals.
+    /// As one that knows neither polls nor renewals nor branches.
     pub(crate) old: bool,
+    /// The number of the project's daemon that `/route` chooses; 0 is the first.
+    pub(crate) member: u16,
 }
 
 pub(crate) fn serve(socket: &Path, kilnd: Kilnd) -> tokio::runtime::Runtime {
@@ -44,6 +47,11 @@ pub(crate) fn serve(socket: &Path, kilnd: Kilnd) -> tokio::runtime::Runtime {
             .route("/v1/projects/{key}/why", get(why))
             .route("/v1/projects/{key}/settings", patch(set))
             .route("/v1/projects/{key}/stop", post(noted))
+            .route("/v1/projects/{key}/cache", get(|| async { Json(cache()) }))
+            .route("/v1/projects/{key}/snapshots", post(snapshot))
+            .route("/v1/projects/{key}/rollback", post(roll_back))
+            .route("/v1/projects/{key}/reset", post(noted))
+            .route("/v1/caches", get(|| async { Json(disk_usage()) }))
             .route("/v1/leases/{id}/renew", post(renew))
             .route("/v1/orphans", get(|| async { Json(serde_json::json!([])) }))
             .route("/v1/orphans/adopt", post(taken))
@@ -81,15 +89,57 @@ async fn set(State(kilnd): State<Kilnd>, request: axum::extract::Request) -> Res
     Json(view()).into_response()
 }
 
+fn cache() -> CacheView {
+    let snapshot = |name: &str, verdict: &str, bytes| SnapshotView {
+        name: name.into(),
+        taken: "2020-01-01T00:00:00Z".into(),
+        verdict: verdict.into(),
+        bytes,
+    };
+    let usage = UsageView { used: 3 << 30, shared: Some(1 << 30), available: 16 << 30, ..UsageView::default() };
+    let snapshots = vec![snapshot("kiln-000041", "good", Some(2048)), snapshot("kiln-000042", "unchecked", None)];
+    CacheView { key: "pbcce5b6205652dd7".into(), snapshots, usage: Some(usage), unmeasured: None }
+}
+
+fn disk_usage() -> DiskUsage {
+    let of = |key: &str, role: &str, repo: Option<&str>| CacheEntry {
+        key: key.into(),
+        role: role.into(),
+        repo: repo.map(str::to_owned),
+        usage: cache().usage,
+        ..CacheEntry::default()
+    };
+    let caches =
+        vec![of("pbcce5b6205652dd7", "project", Some("h/r\u{1b}[2J")), of("c2pbcce5b6205652dd7", "member", None)];
+    let storage = Some(Storage { used: 9 << 30, total: 10 << 30 });
+    DiskUsage { sums: Sums::of(&caches), caches, trash: vec![trashed()], storage }
+}
+
+/// The first is taken, and nothing is written after it.
+async fn snapshot(State(kilnd): State<Kilnd>, request: axum::extract::Request) -> Response {
+    let already = kilnd.journal.lock().expect("whole").iter().any(|line| line.ends_with("/snapshots"));
+    noted_as(&kilnd, request).await;
+    let status = if already { StatusCode::OK } else { StatusCode::CREATED };
+    (status, Json(cache().snapshots.remove(1))).into_response()
+}
+
+async fn roll_back(State(kilnd): State<Kilnd>, request: axum::extract::Request) -> Response {
+    noted_as(&kilnd, request).await;
+    Json(serde_json::json!({"snapshot": "kiln-000041"})).into_response()
+}
+
 async fn trash() -> Response {
-    let one = Trashed {
+    Json([trashed()]).into_response()
+}
+
+fn trashed() -> Trashed {
+    Trashed {
         name: "p1-old".into(),
         key: Some("p1".into()),
         repo: Some("h/r\u{1b}[2J".into()),
         since: "2020-01-01T00:00:00Z".into(),
         expires: "2030-01-01T00:00:00Z".into(),
-    };
-    Json([one]).into_response()
+    }
 }
 
 async fn why() -> Response {
@@ -155,9 +205,15 @@ impl Kilnd {
 }
 
 async fn route(State(kilnd): State<Kilnd>, headers: HeaderMap, Json(request): Json<RouteRequest>) -> Response {
-    let key = kiln_domain::Key::of(&request.spec().expect("a spec"));
+    if kilnd.old && request.branch.is_some() {
+        return (StatusCode::BAD_REQUEST, "unknown field `branch`, expected `repo`\n").into_response();
+    }
+    let project = kiln_domain::Key::of(&request.spec().expect("a spec"));
+    let key = if kilnd.member == 0 { project } else { project.clone_number(kilnd.member) };
     let again = if request.build_id.is_some() { " again" } else { "" };
-    let line = format!("route {} {} {}{again}", request.repo, request.target, request.untrusted);
+    let of = |what: &str, name: Option<String>| name.map(|name| format!(" {what} {name}")).unwrap_or_default();
+    let of = of("pull request", request.pull_request) + &of("branch", request.branch);
+    let line = format!("route {} {} {}{of}{again}", request.repo, request.target, request.untrusted);
     if let Some(failure) = kilnd.note(line) {
         return failure;
     }

@@ -52,6 +52,7 @@ impl Stage {
             with_credential: true,
             polls: Arc::default(),
             old: false,
+            member: 0,
         };
         change(&mut kilnd);
         let server = serve(&dir.path().join("kiln.sock"), kilnd.clone());

@@ -18,6 +18,14 @@ fn what_the_command_line_got_wrong() {
         (&["build", "--repo", "h/a b", "."], "repo contains"),
         (&["build", "--url", "https://h", "."], "--url"),
         (&["show", "nonsense"], "is not a key"),
+        (&["build", "--pull-request", "12", "."], "say --untrusted"),
+        (&["build", "--untrusted", "--pull-request", "1 2", "."], "the pull request contains ' '"),
+        (&["key", "--pull-request", "12"], "say --untrusted"),
+        (&["cache"], "kiln cache"),
+        (&["cache", "log", "nonsense"], "is not a key"),
+        (&["cache", "rollback", "pbcce5b6205652dd7", "latest"], "one looks like kiln-000042"),
+        (&["cache", "rollback", "pbcce5b6205652dd7", "kiln-42"], "kiln cache log"),
+        (&["cache", "reset"], "<KEY>"),
         (&["nonsense"], "nonsense"),
     ] {
         let output = stage.kiln(arguments).output().expect("run");
@@ -90,6 +98,13 @@ fn prints_for_programs() {
     let output = stage.kiln(&["key", "--json"]).output().expect("run");
     let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(value["key"], "pbcce5b6205652dd7");
+    let fork = stage.kiln(&["key", "--untrusted", "--pull-request", "12", "--json"]).output().expect("run");
+    let fork: serde_json::Value = serde_json::from_slice(&fork.stdout).expect("JSON");
+    let key = fork["key"].as_str().expect("a key");
+    assert!(key.starts_with('f') && key.ends_with("pbcce5b6205652dd7") && key.len() == 34, "{key}");
+    assert_eq!(fork["pullRequest"], "12");
+    let alone = stage.kiln(&["key", "--untrusted"]).output().expect("run");
+    assert_eq!(String::from_utf8_lossy(&alone.stdout), "forkpbcce5b6205652dd7\n");
     let dir = stage.dir.path().join("credential");
     let output = stage.kiln(&["route", "--json", "--credential"]).arg(&dir).output().expect("run");
     let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -101,6 +116,57 @@ fn prints_for_programs() {
     assert_eq!(stage.asked().last().map(String::as_str), Some(COMPLETE));
     let output = stage.kiln(&["completions", "bash"]).output().expect("run");
     assert!(String::from_utf8_lossy(&output.stdout).contains("_kiln"));
+}
+
+#[test]
+fn the_past_of_a_cache_and_where_the_bytes_are() {
+    let stage = Stage::new("");
+    let key = "pbcce5b6205652dd7";
+    let run = |words: &[&str]| {
+        let output = stage.kiln(words).output().expect("run");
+        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let log = run(&["cache", "log", key]);
+    assert!(log.starts_with("SNAPSHOT     VERDICT    TAKEN"), "{log}");
+    assert!(log.contains("kiln-000041  good") && log.contains("2.00 KiB") && log.ends_with("       -\n"), "{log}");
+    let json: serde_json::Value = serde_json::from_str(&run(&["cache", "log", key, "--json"])).expect("JSON");
+    assert_eq!((&json[0]["name"], &json[0]["bytes"]), (&"kiln-000041".into(), &2048.into()));
+    assert_eq!(run(&["cache", "snapshot", key]), format!("kiln-000042 was taken of {key}\n"));
+    assert_eq!(
+        run(&["cache", "snapshot", key]),
+        format!("nothing was written to {key} since kiln-000042, so none was taken\n")
+    );
+    for words in [&["cache", "rollback", key][..], &["cache", "rollback", key, "@kiln-000041", "--force"]] {
+        let said = run(words);
+        assert!(said.contains("has gone back to kiln-000041") && said.contains("`kiln trash ls`"), "{said}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&run(&["cache", "--json", "rollback", key])).expect("JSON");
+    assert_eq!(json, serde_json::json!({"key": key, "snapshot": "kiln-000041"}));
+    assert!(run(&["cache", "reset", key]).contains("begins anew with an empty cache; what the cache held"));
+    assert!(run(&["cache", "usage", key]).starts_with("unique    3.00 GiB\nshared    1.00 GiB\n"));
+    let json: serde_json::Value = serde_json::from_str(&run(&["cache", "usage", key, "--json"])).expect("JSON");
+    assert_eq!(json["used"], 3_u64 << 30);
+    assert_eq!(
+        stage.asked(),
+        [
+            "snapshots",
+            "snapshots",
+            "rollback {}",
+            r#"rollback {"snapshot":"kiln-000041","force":true}"#,
+            "rollback {}",
+            "reset {}"
+        ]
+        .map(|line| format!("POST /v1/projects/{key}/{line}"))
+    );
+
+    let du = run(&["du"]);
+    assert!(du.contains("h/r\u{fffd}[2J") && du.contains("of no project: `kiln orphans`, member 2"), "{du}");
+    assert!(du.contains("\nall ") && du.contains("6.00 GiB") && du.contains("2.00 GiB"), "{du}");
+    assert!(du.contains("trash    1 deleted, until 2030-01-01T00:00:00Z: `kiln trash ls`\n"), "{du}");
+    assert!(du.ends_with("storage  ##################-- 90 % full: 9.00 GiB of 10.0 GiB, 1.00 GiB free\n"), "{du}");
+    let json: serde_json::Value = serde_json::from_str(&run(&["du", "--json"])).expect("JSON");
+    assert_eq!(json["sums"]["unique"], 6_u64 << 30);
 }
 
 #[test]

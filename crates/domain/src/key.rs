@@ -40,6 +40,17 @@ pub enum Role {
 }
 
 impl Role {
+    /// As it is shown.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Project => "project",
+            Self::Fork => "fork",
+            Self::PullRequest => "pull-request",
+            Self::Member(_) => "member",
+            Self::Trial => "trial",
+        }
+    }
+
     /// Whether untrusted code runs there (K7).
     pub const fn is_untrusted(self) -> bool {
         matches!(self, Self::Fork | Self::PullRequest)

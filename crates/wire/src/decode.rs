@@ -71,6 +71,10 @@ mod tests {
             (r#"{"repo":null}"#, "invalid type: null"),
             (r#"{"repo":7}"#, "invalid type: integer"),
             (r#"{"untrusted":"yes"}"#, "invalid type: string"),
+            (r#"{"pullRequest":12}"#, "invalid type: integer"),
+            (r#"{"pull_request":"12"}"#, "unknown field `pull_request`"),
+            (r#"{"pullRequest":"1","pullRequest":"2"}"#, "duplicate field `pullRequest`"),
+            (r#"{"branch":["main"]}"#, "invalid type: sequence"),
             (r#"{"repo":"r","repo":"s"}"#, "duplicate field `repo`"),
             (r#"{"Repo":"r"}"#, "unknown field `Repo`"),
             ("{\"repo\":\"\u{0}\"}", "control character"),
@@ -119,11 +123,25 @@ mod tests {
         assert_eq!((response.lease_id, response.status), (None, None), "an older server says nothing of them");
     }
 
+    #[test]
+    fn branches() {
+        for branch in ["", "main", "feature/x", "\u{e9}t\u{e9}", &"b".repeat(256)] {
+            assert_eq!(crate::check_branch(branch), Ok(()), "{branch:?}");
+        }
+        for (branch, words) in
+            [(&*"b".repeat(257), "257 bytes, at most 256"), ("a\nb", "'\\n'"), ("\u{1b}[2J", "cannot be printed")]
+        {
+            let error = crate::check_branch(branch).expect_err(branch);
+            assert!(error.contains(words), "{branch:?}: {error}");
+        }
+    }
+
     proptest! {
         #[test]
         fn never_panics(body in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = decode::<RouteRequest>(&body);
             let _ = decode::<CompleteRequest>(&body);
+            let _ = decode::<crate::Rollback>(&body);
         }
 
         #[test]

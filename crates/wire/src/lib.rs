@@ -9,16 +9,21 @@
 //! | `v1` | projects, leases, events |
 //! | `settings` | what can be set for a project, as it is asked for and as it is shown |
 //! | `upkeep` | orphans, trash, readiness |
+//! | `caches` | the past of a cache, a way back, and where the bytes are |
 //! | [`units`] | spans and sizes as people write them |
 //!
 //! What must not be here: I/O, HTTP types, decisions.
 
+mod caches;
 mod decode;
 mod settings;
 pub mod units;
 mod upkeep;
 mod v1;
 
+pub use caches::{
+    CacheEntry, CacheView, DiskUsage, Reset, Rollback, RolledBack, SnapshotView, Storage, Sums, UsageView,
+};
 pub use decode::{DecodeError, MAX_BODY_BYTES, decode};
 use kiln_domain::spec::SpecError;
 use kiln_domain::{BuildSpec, Key};
@@ -78,6 +83,20 @@ impl std::fmt::Debug for RouteRequest {
             .field("credential", credential)
             .field("build_id", &build_id.as_ref().map(|_| ".."))
             .finish()
+    }
+}
+
+/// git itself makes no longer ones, and none with what cannot be printed.
+const MAX_BRANCH_BYTES: usize = 256;
+
+/// What is wrong with the name of a branch.
+pub fn check_branch(branch: &str) -> Result<(), String> {
+    if branch.len() > MAX_BRANCH_BYTES {
+        return Err(format!("branch is too long: {} bytes, at most {MAX_BRANCH_BYTES} are accepted", branch.len()));
+    }
+    match branch.chars().find(|c| c.is_control()) {
+        Some(found) => Err(format!("branch contains {found:?}: leave out what cannot be printed")),
+        None => Ok(()),
     }
 }
 

@@ -17,6 +17,16 @@ pub struct ProjectView {
     pub name: String,
     pub target: String,
     pub arch: String,
+    /// `project`; or what is derived from one: `fork` (of untrusted builds that do not say whose they are), `pull-request` (the fork
+    /// of one), `member` (one more daemon of a project that one is not enough for). Empty in the answer of an older kilnd.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub role: String,
+    /// The project that it is derived from; absent where it is one itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
+    /// Whose fork it is, as its forge names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull_request: Option<String>,
     /// `absent`, `provisioning`, `starting`, `warm`, `draining`, `rolling`, `idle`, `removing` or `failed`.
     pub phase: String,
     /// The phase is the one that the database had when kilnd started: it has not looked at the host since. Left out as soon as it
@@ -43,6 +53,12 @@ pub struct ProjectView {
     /// Its place, while its start waits for its turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueuePlace>,
+    /// What the cache may hold now, in bytes, where that is not what is set for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_size: Option<u64>,
+    /// When its newest snapshot was taken, or nothing was found to have changed since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_snapshot: Option<String>,
 }
 
 /// A place in the queue of starts.

@@ -15,7 +15,7 @@ const RENEW: &str = r#"{"buildId":"abababababababab"}"#;
 const ORPHAN: &str = r#"{"kind":"volume","name":"x"}"#;
 
 /// Each operation, and the seconds that it may take: over 30 s of `drain` and a `route_wait` of 3 min.
-const CALLS: [(&str, &str, &str, u64); 22] = [
+const CALLS: [(&str, &str, &str, u64); 28] = [
     ("POST", "/route", BODY, 210),
     ("POST", "/route?wait=0", BODY, 30),
     ("POST", "/route?wait=170", BODY, 200),
@@ -30,6 +30,12 @@ const CALLS: [(&str, &str, &str, u64); 22] = [
     ("POST", "/v1/projects/{key}/stop", "", 300),
     ("POST", "/v1/projects/{key}/stop?force=true", "", 300),
     ("POST", "/v1/leases/{id}/renew", RENEW, 30),
+    ("GET", "/v1/projects/{key}/cache", "", 30),
+    ("POST", "/v1/projects/{key}/snapshots", "", 120),
+    ("POST", "/v1/projects/{key}/rollback", "{}", 300),
+    ("POST", "/v1/projects/{key}/rollback", r#"{"snapshot":"kiln-000042","force":true}"#, 300),
+    ("POST", "/v1/projects/{key}/reset", "{}", 300),
+    ("GET", "/v1/caches", "", 600),
     ("GET", "/v1/orphans", "", 30),
     ("POST", "/v1/orphans/adopt", ORPHAN, 30),
     ("POST", "/v1/orphans/remove", ORPHAN, 300),

@@ -96,6 +96,8 @@ async fn each_failure_has_its_status() {
     for (error, status, words) in [
         (RouteError::Refused("fork".to_owned()), 403, "fork"),
         (RouteError::OtherIdentity("another build".to_owned()), 403, "another build"),
+        (RouteError::Malformed("the pull request contains ' '".to_owned()), 400, "the pull request contains"),
+        (RouteError::TooManyForks("16 forks are at work".to_owned()), 429, "16 forks are at work"),
         (RouteError::Gone, 410, "route again without buildId"),
         (RouteError::Ensure("no room".to_owned()), 500, "ensure project: no room"),
         (later("Incus is away"), 503, "Incus is away"),
@@ -115,6 +117,46 @@ async fn each_failure_has_its_status() {
             assert_eq!(answer.header("retry-after"), Some("8"), "rounded up");
         }
     }
+}
+
+#[tokio::test]
+async fn a_build_says_whose_it_is_and_of_which_branch() {
+    let server = Server::start().await;
+    let with = |rest: &str| format!(r#"{{"repo":"github.com/org/repo","arch":"amd64",{rest}}}"#);
+    let branch = |length: usize| format!(r#""branch":"{}""#, "b".repeat(length));
+    let caller = |pull_request: Option<&str>, branch: Option<&str>| Caller {
+        untrusted: pull_request.is_some(),
+        pull_request: pull_request.map(str::to_owned),
+        branch: branch.map(str::to_owned),
+    };
+    for (rest, expected) in [
+        (r#""untrusted":true,"pullRequest":"12","branch":"feature/x""#, caller(Some("12"), Some("feature/x"))),
+        (r#""untrusted":true,"pullRequest":null"#, Caller::untrusted()),
+        (r#""pullRequest":null,"branch":null"#, Caller::default()),
+        (r#""branch":"""#, Caller::default()),
+        (&branch(256), caller(None, Some(&"b".repeat(256)))),
+    ] {
+        assert_eq!(server.post("/route", &with(rest)).await.status, 200, "{rest}");
+        let asked = server.heart.routes.lock().expect("no panic").pop().expect("asked");
+        assert_eq!(asked.1.caller, expected, "{rest}");
+    }
+    for (rest, words) in [
+        (r#""pullRequest":"12""#, "send untrusted: true with it"),
+        (r#""untrusted":false,"pullRequest":"""#, "send untrusted: true with it"),
+        (r#""untrusted":true,"pullRequest":12"#, "invalid type"),
+        (r#""untrusted":true,"pullRequest":["12"]"#, "invalid type"),
+        (r#""untrusted":true,"pull_request":"12""#, "unknown field `pull_request`"),
+        (r#""branch":7"#, "invalid type"),
+        (&branch(257), "branch is too long: 257 bytes, at most 256"),
+        (r#""branch":"a\nb""#, "branch contains"),
+    ] {
+        for path in ["/route", "/prewarm"] {
+            let answer = server.post(path, &with(rest)).await;
+            assert!(answer.status == 400 && answer.is_plain(), "{path} {rest}: {answer:?}");
+            assert!(answer.body.contains(words), "{path} {rest}: {answer:?}");
+        }
+    }
+    assert!(server.heart.routes.lock().expect("no panic").is_empty(), "what is malformed is not asked for");
 }
 
 #[tokio::test]

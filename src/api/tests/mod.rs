@@ -1,6 +1,7 @@
 //! The API over real sockets, with a heart that does what a test says.
 
 mod bounded;
+mod caches;
 mod compatible;
 mod delivery;
 mod events;
@@ -20,9 +21,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln_domain::{BuildSpec, Key, LeaseToken, TokenHash};
+use kiln_domain::{BuildSpec, Key, LeaseToken, SnapshotName, TokenHash};
 use kiln_wire::{
-    Check, LeaseView, Orphan, OrphanKind, ProjectView, QueuePlace, Readiness, RouteResponse, RouteStatus, Trashed, Why,
+    CacheEntry, CacheView, Check, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, QueuePlace, Readiness,
+    RouteResponse, RouteStatus, SnapshotView, Storage, Sums, Trashed, UsageView, Why,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -226,6 +228,28 @@ impl Heart for FakeHeart {
         self.verb(format!("remove {key}"), ()).await
     }
 
+    async fn cache(&self, key: &Key, measure: bool) -> Result<CacheView, VerbError> {
+        let usage = cache().usage.filter(|_| measure);
+        self.verb(format!("cache {key}"), CacheView { usage, ..cache() }).await
+    }
+
+    async fn snapshot(&self, key: &Key) -> Result<(SnapshotView, bool), VerbError> {
+        let already = self.verbs.lock().expect("no panic").iter().any(|verb| verb.starts_with("snapshot "));
+        self.verb(format!("snapshot {key}"), (cache().snapshots.remove(1), !already)).await
+    }
+
+    async fn roll_back(&self, key: &Key, to: Option<SnapshotName>, force: bool) -> Result<SnapshotName, VerbError> {
+        self.verb(format!("rollback {key} {to:?} {force}"), to.unwrap_or(SnapshotName::new(41))).await
+    }
+
+    async fn reset(&self, key: &Key, force: bool) -> Result<(), VerbError> {
+        self.verb(format!("reset {key} {force}"), ()).await
+    }
+
+    async fn disk_usage(&self) -> Result<DiskUsage, VerbError> {
+        self.verb("disk usage".to_owned(), disk_usage()).await
+    }
+
     async fn orphans(&self) -> Result<Vec<Orphan>, VerbError> {
         self.verb("orphans".to_owned(), vec![orphan()]).await
     }
@@ -270,6 +294,7 @@ fn view() -> ProjectView {
         repo: "github.com/org/repo".to_owned(),
         target: "default".to_owned(),
         arch: "amd64".to_owned(),
+        role: "project".to_owned(),
         phase: "warm".to_owned(),
         generation: 1,
         address: "10.83.0.2:1234".to_owned(),
@@ -278,8 +303,46 @@ fn view() -> ProjectView {
         last_activity: "2026-11-29T00:00:00Z".to_owned(),
         pending: vec!["memory".to_owned()],
         queue: Some(QueuePlace { position: 1, length: 2 }),
+        cache_size: Some(40 << 30),
+        last_snapshot: Some("2026-11-29T00:00:00Z".to_owned()),
         ..ProjectView::default()
     }
+}
+
+fn cache() -> CacheView {
+    let snapshot = |name: &str, verdict: &str, bytes| SnapshotView {
+        name: name.to_owned(),
+        taken: "2026-11-29T00:00:00Z".to_owned(),
+        verdict: verdict.to_owned(),
+        bytes,
+    };
+    let snapshots = vec![snapshot("kiln-000041", "good", Some(4096)), snapshot("kiln-000042", "unchecked", None)];
+    CacheView { key: view().key, snapshots, usage: Some(usage()), unmeasured: None }
+}
+
+fn usage() -> UsageView {
+    let (shared, snapshots) = (Some(2 << 30), Some(4096));
+    UsageView { used: 1 << 30, shared, snapshots, size: Some(20 << 30), available: 17 << 30, inodes_available: None }
+}
+
+fn disk_usage() -> DiskUsage {
+    let whole = CacheEntry {
+        key: view().key,
+        role: "project".to_owned(),
+        repo: Some(view().repo),
+        last_activity: Some(view().last_activity),
+        usage: Some(usage()),
+        ..CacheEntry::default()
+    };
+    let remainder = CacheEntry {
+        key: "c1pbcce5b6205652dd7".to_owned(),
+        role: "member".to_owned(),
+        project: Some(view().key),
+        ..CacheEntry::default()
+    };
+    let caches = vec![whole, remainder];
+    let storage = Some(Storage { used: 60 << 30, total: 100 << 30 });
+    DiskUsage { sums: Sums::of(&caches), caches, trash: vec![trashed()], storage }
 }
 
 fn orphan() -> Orphan {

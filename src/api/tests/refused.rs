@@ -10,9 +10,9 @@ use crate::pki::Pki;
 use crate::projects::model::{ModelEffects, Mood};
 use crate::projects::{Addressing, Foundations, Projects, ProjectsConfig};
 
-struct Kiln {
+pub(super) struct Kiln {
     directory: TempDir,
-    host: Arc<ModelEffects>,
+    pub(super) host: Arc<ModelEffects>,
     store: Store,
     shutdown: CancellationToken,
 }
@@ -24,7 +24,11 @@ impl Drop for Kiln {
 }
 
 impl Kiln {
-    async fn start() -> Self {
+    pub(super) async fn start() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub(super) async fn with(change: impl FnOnce(&mut ProjectsConfig)) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
         let host = Arc::new(ModelEffects::default());
         let store = Store::open(&directory.path().join("kiln.db")).expect("opens");
@@ -45,7 +49,9 @@ impl Kiln {
             clock: Arc::new(SystemClock),
             entropy: Arc::new(SystemEntropy::default()),
         };
-        let projects = Projects::new(ProjectsConfig::with_defaults(addresses, addressing), foundations);
+        let mut config = ProjectsConfig::with_defaults(addresses, addressing);
+        change(&mut config);
+        let projects = Projects::new(config, foundations);
         let shutdown = CancellationToken::new();
         drop(projects.start(shutdown.clone()).await.expect("starts"));
         let door = Listener::unix(&directory.path().join("kiln.sock")).expect("listens");
@@ -54,9 +60,13 @@ impl Kiln {
         Self { directory, host, store, shutdown }
     }
 
-    async fn post(&self, path: &str, body: &str) -> Answer {
+    pub(super) async fn post(&self, path: &str, body: &str) -> Answer {
+        self.send("POST", path, body).await
+    }
+
+    pub(super) async fn send(&self, method: &str, path: &str, body: &str) -> Answer {
         let stream = UnixStream::connect(self.directory.path().join("kiln.sock")).await.expect("connects");
-        exchange(stream, &request("POST", path, body)).await
+        exchange(stream, &request(method, path, body)).await
     }
 
     async fn leases(&self) -> usize {

@@ -43,7 +43,16 @@ async fn projects_are_listed_shown_and_stopped() {
         assert_eq!(answer.status, 400, "{query}");
         answer.json::<ApiError>();
     }
-    for (method, path) in [("DELETE", ""), ("GET", "/why"), ("POST", "/stop"), ("PATCH", "/settings")] {
+    for (method, path) in [
+        ("DELETE", ""),
+        ("GET", "/why"),
+        ("POST", "/stop"),
+        ("PATCH", "/settings"),
+        ("GET", "/cache"),
+        ("POST", "/snapshots"),
+        ("POST", "/rollback"),
+        ("POST", "/reset"),
+    ] {
         let answer = server.send(method, &format!("/v1/projects/nonsense{path}"), "{}").await;
         assert_eq!(answer.status, 400, "{method} {path}");
         assert!(answer.json::<ApiError>().error.contains("is not a key"), "{answer:?}");
@@ -68,9 +77,21 @@ async fn the_openapi_document_is_the_one_that_is_checked_in() {
     let server = Server::start().await;
     let document = server.get("/v1/openapi.json").await.json::<serde_json::Value>();
     assert_eq!(document, serde_json::from_str::<serde_json::Value>(&checked_in).expect("JSON"));
-    for path in
-        ["/route", "/prewarm", "/complete", "/v1/projects", "/v1/events", "/readyz", "/metrics", "/v1/trash/{name}"]
-    {
+    for path in [
+        "/route",
+        "/prewarm",
+        "/complete",
+        "/v1/projects",
+        "/v1/projects/{key}/cache",
+        "/v1/projects/{key}/snapshots",
+        "/v1/projects/{key}/rollback",
+        "/v1/projects/{key}/reset",
+        "/v1/caches",
+        "/v1/events",
+        "/readyz",
+        "/metrics",
+        "/v1/trash/{name}",
+    ] {
         assert!(document["paths"][path].is_object(), "{path}");
     }
     assert!(document["paths"]["/v1/projects/{key}"]["delete"].is_object());
@@ -86,6 +107,11 @@ async fn each_failure_of_a_verb_has_its_status() {
         ("DELETE", format!("/v1/projects/{}", key()), ""),
         ("GET", format!("/v1/projects/{}/why", key()), ""),
         ("PATCH", format!("/v1/projects/{}/settings", key()), r#"{"cpus":2}"#),
+        ("GET", format!("/v1/projects/{}/cache", key()), ""),
+        ("POST", format!("/v1/projects/{}/snapshots", key()), ""),
+        ("POST", format!("/v1/projects/{}/rollback", key()), "{}"),
+        ("POST", format!("/v1/projects/{}/reset", key()), "{}"),
+        ("GET", "/v1/caches".to_owned(), ""),
         ("GET", "/v1/orphans".to_owned(), ""),
         ("POST", "/v1/orphans/adopt".to_owned(), r#"{"name":"x"}"#),
         ("POST", "/v1/orphans/remove".to_owned(), r#"{"kind":"volume","name":"x"}"#),
@@ -107,6 +133,16 @@ async fn each_failure_of_a_verb_has_its_status() {
                 VerbError::Busy { key: key(), need: "1 live lease(s)".into() },
                 409,
                 "kiln stop --force pbcce5b6205652dd7",
+            ),
+            (
+                VerbError::InUse { key: key(), need: "1 live lease(s)".into(), verb: "rollback" },
+                409,
+                "kiln cache rollback --force pbcce5b6205652dd7",
+            ),
+            (
+                VerbError::NoSnapshot { why: "it has none".into(), remedy: "take one".into() },
+                404,
+                "it has none; take one",
             ),
             (VerbError::Taken("it has another cache".into()), 409, "another cache"),
             (VerbError::Unavailable { why: "Incus is away".into(), retry_after: soon }, 503, "Incus is away"),
