@@ -6,7 +6,7 @@ use super::super::VolumeError;
 use super::super::listing::{LIVE, TRASH};
 use super::super::root::Claim;
 use super::cli::Zfs;
-use super::dataset::{ROOM, room_settings};
+use super::dataset::{LAST_TRASH, ROOM, room_settings};
 use super::fault::{Fault, MODULE};
 use super::mounts;
 use super::names::Root;
@@ -15,31 +15,49 @@ use super::version::Installed;
 
 const OPEN: &str = "open";
 
-const ROOT: [&str; 7] = ["type", "mountpoint", "canmount", "keystatus", "encryptionroot", "readonly", "mounted"];
+const ROOT: [&str; 7] = ["type", "mountpoint", "canmount", "keystatus", "encryptionroot", "readonly", ROOM];
+
+/// A root that is ours as long as this lives.
+pub(super) struct Claimed {
+    pub claim: Claim,
+    /// Sequence of the youngest entry of the trash.
+    pub last_trash: u64,
+}
 
 /// Everything that is checked before anything is changed, and then the root and its rooms.
-pub(super) async fn claim(zfs: &Zfs, root: &Root, base: &Path) -> Result<Claim, VolumeError> {
+pub(super) async fn claim(zfs: &Zfs, root: &Root, base: &Path) -> Result<Claimed, VolumeError> {
     check_version(zfs).await?;
     zfs.check_pool().map_err(|e| e.during(OPEN, root.pool()))?;
-    match zfs.pool_health().await.map_err(|e| e.during(OPEN, root.pool()))?.as_str() {
-        "ONLINE" => {}
-        "DEGRADED" => {
-            tracing::warn!(pool = root.pool(), "the pool is degraded and works: zpool status says what it lacks");
-        }
-        health => {
-            let remedy = format!("mend it: zpool status {} says how", root.pool());
-            return Err(Fault::unusable(format!("its pool is {health}"), remedy).during(OPEN, root));
-        }
-    }
+    check_health(zfs, root).await?;
+    let names = [root.to_string(), root.room(LIVE), root.room(TRASH)];
+    let properties: Vec<&str> = ROOT.into_iter().chain([LAST_TRASH]).collect();
+    let rows = zfs.get(&properties, &names).await.map_err(|e| e.during(OPEN, root))?;
+    suits(rows.get(root.as_str()), root, base)?;
     mount_root(zfs, root, base).await?;
     let wanted = base.to_owned();
     // On the mounted root: it is the same directory, and so the same lock, wherever it is mounted.
     let claim = tokio::task::spawn_blocking(move || Claim::new(&wanted, "zfs", &[LIVE], |_| Ok(())));
     let claim = claim.await.map_err(|e| unusable(root, &e.to_string(), "start kilnd again"))??;
     for room in [LIVE, TRASH] {
-        make_room(zfs, root, room).await?;
+        have_room(zfs, root, room, rows.get(&root.room(room))).await?;
     }
-    Ok(claim)
+    let trash = rows.get(&root.room(TRASH));
+    let last_trash = trash.and_then(|facts| facts.local(LAST_TRASH)?.parse().ok()).unwrap_or_default();
+    Ok(Claimed { claim, last_trash })
+}
+
+async fn check_health(zfs: &Zfs, root: &Root) -> Result<(), VolumeError> {
+    match zfs.pool_health().await.map_err(|e| e.during(OPEN, root.pool()))?.as_str() {
+        "ONLINE" => Ok(()),
+        "DEGRADED" => {
+            tracing::warn!(pool = root.pool(), "the pool is degraded and works: zpool status says what it lacks");
+            Ok(())
+        }
+        health => {
+            let remedy = format!("mend it: zpool status {} says how", root.pool());
+            Err(unusable(root, &format!("its pool is {health}"), &remedy))
+        }
+    }
 }
 
 async fn check_version(zfs: &Zfs) -> Result<(), VolumeError> {
@@ -57,8 +75,6 @@ async fn check_version(zfs: &Zfs) -> Result<(), VolumeError> {
 
 /// The root belongs to the admin: nothing about it is changed but that it is mounted where it says itself.
 async fn mount_root(zfs: &Zfs, root: &Root, base: &Path) -> Result<(), VolumeError> {
-    let facts = zfs.look(&ROOT, root.as_str()).await.map_err(|e| e.during(OPEN, root))?;
-    suits(facts.as_ref(), root, base)?;
     let at = || {
         let seen = mounts::dataset_at(base);
         seen.map_err(|source| VolumeError::Io { operation: OPEN, path: base.display().to_string(), source })
@@ -101,19 +117,15 @@ fn suits(facts: Option<&Facts>, root: &Root, base: &Path) -> Result<(), VolumeEr
 }
 
 /// A dataset that only holds others. One that exists must be ours.
-async fn make_room(zfs: &Zfs, root: &Root, room: &'static str) -> Result<(), VolumeError> {
-    let name = root.room(room);
-    match zfs.create(&name, &room_settings(room)).await {
-        Ok(()) => return Ok(()),
-        Err(Fault::Exists) => {}
-        Err(fault) => return Err(fault.during(OPEN, &name)),
+async fn have_room(zfs: &Zfs, root: &Root, room: &'static str, facts: Option<&Facts>) -> Result<(), VolumeError> {
+    match facts {
+        None => zfs.create(&root.room(room), &room_settings(room)).await.map_err(|e| e.during(OPEN, root.room(room))),
+        Some(facts) if facts.local(ROOM) == Some(room) => Ok(()),
+        Some(_) => {
+            let why = format!("it holds {room:?}, which is not Kiln's (it has no {ROOM} of its own)");
+            Err(unusable(root, &why, "name another dataset in volumes.dataset"))
+        }
     }
-    let facts = zfs.look(&["type", ROOM], &name).await.map_err(|e| e.during(OPEN, &name))?;
-    if facts.is_some_and(|facts| facts.local(ROOM) == Some(room)) {
-        return Ok(());
-    }
-    let why = format!("it holds {room:?}, which is not Kiln's (it has no {ROOM} of its own)");
-    Err(unusable(root, &why, "name another dataset in volumes.dataset"))
 }
 
 pub(super) fn unusable(root: &Root, why: &str, remedy: &str) -> VolumeError {

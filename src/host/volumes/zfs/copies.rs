@@ -7,8 +7,8 @@ use kiln_domain::Key;
 use kiln_domain::cache::SnapshotName;
 
 use super::super::{Volume, VolumeError};
-use super::dataset::{Birth, Found, TAKEN, io, settings};
-use super::engine::ZfsEngine;
+use super::dataset::{Birth, Found, TAKEN, cache_path, io, settings, with_key};
+use super::engine::{ZfsEngine, drop_passing};
 use super::fault::Fault;
 use super::names::{seed_of, snapshot_of};
 use super::verbs::Setting;
@@ -25,10 +25,11 @@ impl ZfsEngine {
         const OPERATION: &str = "clone";
         let _locked = self.locks.lock_both(source, target).await;
         let origin = format!("{source}@{snapshot}");
-        if let Some(found) = self.find(OPERATION, target).await? {
+        let (taken, parent) = self.find_both(OPERATION, target, source).await?;
+        if let Some(found) = taken {
             return self.again(OPERATION, &found, &origin).await;
         }
-        let parent = self.require(OPERATION, source).await?;
+        let parent = parent.ok_or_else(|| Fault::Absent.during(OPERATION, source))?;
         self.require_snapshot(OPERATION, source, snapshot).await?;
         let from = snapshot_of(&self.root.live(source), snapshot);
         self.clone_from(OPERATION, &from, target, properties, &parent, origin).await
@@ -40,10 +41,11 @@ impl ZfsEngine {
         const ATTEMPTS: i64 = 64;
         let _locked = self.locks.lock_both(source, target).await;
         let origin = source.to_string();
-        if let Some(found) = self.find(OPERATION, target).await? {
+        let (taken, parent) = self.find_both(OPERATION, target, source).await?;
+        if let Some(found) = taken {
             return self.again(OPERATION, &found, &origin).await;
         }
-        let parent = self.require(OPERATION, source).await?;
+        let parent = parent.ok_or_else(|| Fault::Absent.during(OPERATION, source))?;
         let (dataset, now) = (self.root.live(source), self.clock.now().as_millis());
         let settings = [Setting::text(TAKEN, now.to_string())];
         let mut seed = String::new();
@@ -57,7 +59,9 @@ impl ZfsEngine {
         }
         let made = self.clone_from(OPERATION, &seed, target, properties, &parent, origin).await;
         if let Some((_, name)) = seed.split_once('@') {
-            self.drop_passing(&dataset, &[name.to_owned()]).await;
+            let (verbs, name) = (self.verbs.clone(), name.to_owned());
+            // Nobody has to wait for that: it costs a transaction of its own, and what is cut off here is done at the next start.
+            tokio::spawn(async move { drop_passing(verbs.as_ref(), &dataset, &[name]).await });
         }
         made
     }
@@ -82,7 +86,7 @@ impl ZfsEngine {
         let settings = settings(&self.base, &birth).map_err(|e| io(operation, &self.base, e))?;
         let cloned = self.verbs.clone_snapshot(snapshot, &self.root.live(target), &settings).await;
         cloned.map_err(|e| e.during(operation, target))?;
-        let found = self.require(operation, target).await?;
-        self.ready(operation, &found).await
+        self.mounted(operation, target).await?;
+        Ok(Volume { key: target.clone(), path: cache_path(&self.base, target), properties: with_key(target, properties) })
     }
 }

@@ -27,6 +27,9 @@ pub(super) const DISCARDED: &str = "kiln:discarded";
 pub(super) const INTENT: &str = "kiln:intent";
 /// On the datasets that only hold others.
 pub(super) const ROOM: &str = "kiln:room";
+/// Sequence of the youngest entry of the trash ever made, purged or not; on the dataset that holds them. A property can still be
+/// set where no file can be written: a pool that is full must not keep anything from being thrown away.
+pub(super) const LAST_TRASH: &str = "kiln:last-trash";
 /// When a snapshot was taken, in milliseconds. One without it is not part of a history, whatever its name.
 pub(super) const TAKEN: &str = "kiln:taken";
 pub(super) const VERDICT: &str = "kiln:verdict";
@@ -66,11 +69,20 @@ pub(super) fn mountpoint(base: &Path, key: &Key) -> PathBuf {
     base.join(LIVE).join(key.as_str())
 }
 
+/// What an instance gets.
+pub(super) fn cache_path(base: &Path, key: &Key) -> PathBuf {
+    mountpoint(base, key).join(CACHE)
+}
+
+pub(super) fn with_key(key: &Key, properties: &Properties) -> Properties {
+    let mut properties = properties.clone();
+    properties.insert(KEY_PROPERTY.to_owned(), key.to_string());
+    properties
+}
+
 /// Everything is said here, and nothing left to what the parent has: an admin's tuning of the pool must not reach in, and a
 /// clone takes over nothing from what it was cloned from.
 pub(super) fn settings(base: &Path, birth: &Birth<'_>) -> Result<Vec<Setting>, std::io::Error> {
-    let mut properties = birth.properties.clone();
-    properties.insert(KEY_PROPERTY.to_owned(), birth.key.to_string());
     let mut settings = vec![
         Setting::text("mountpoint", mountpoint(base, birth.key).to_string_lossy()),
         // With thousands of caches, what is mounted at boot is what is used.
@@ -89,7 +101,7 @@ pub(super) fn settings(base: &Path, birth: &Birth<'_>) -> Result<Vec<Setting>, s
         Setting::word("overlay", "off", 0),
         Setting::word("readonly", "off", 0),
         Setting::text(KEY, birth.key.as_str()),
-        properties_setting(&properties)?,
+        properties_setting(&with_key(birth.key, birth.properties))?,
         Setting::text(LAST_SNAPSHOT, birth.last_snapshot.to_string()),
     ];
     settings.extend(birth.size.map(|size| Setting::number("refquota", size)));
@@ -130,7 +142,7 @@ impl Found {
     }
 
     pub(super) fn volume(&self, base: &Path) -> Volume {
-        let path = mountpoint(base, &self.key).join(CACHE);
+        let path = cache_path(base, &self.key);
         Volume { key: self.key.clone(), path, properties: self.properties.clone() }
     }
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use kiln_domain::Key;
 
+use super::super::command::Failure;
 use super::super::listing::{CACHE, LIVE, TRASH};
-use super::super::record::Marker;
-use super::super::root::{marker_path, unusable};
+use super::super::root::unusable;
 use super::super::tree::blocking;
 use super::super::{TrashName, Volume, VolumeError};
-use super::claim::claim;
+use super::claim::{Claimed, claim};
 use super::cli::{Below, Zfs};
-use super::dataset::{Found, INTENT, KEY, TAKEN, VOLUME, io, mountpoint};
+use super::dataset::{Found, INTENT, KEY, LAST_TRASH, TAKEN, VOLUME, io, mountpoint};
 use super::fault::Fault;
 use super::names::{Root, is_passing};
 use super::rows::Facts;
@@ -32,7 +32,7 @@ pub struct ZfsEngine {
     pub(super) verbs: Arc<dyn Verbs>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) locks: KeyLocks,
-    marker: tokio::sync::Mutex<Marker>,
+    last_trash: tokio::sync::Mutex<u64>,
     _held: Held,
 }
 
@@ -68,7 +68,7 @@ impl ZfsEngine {
         verbs: Arc<dyn Verbs>,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, VolumeError> {
-        let claim = claim(&zfs, &root, base).await?;
+        let Claimed { claim, last_trash } = claim(&zfs, &root, base).await?;
         let engine = Self {
             root,
             base: claim.root,
@@ -76,7 +76,7 @@ impl ZfsEngine {
             verbs,
             clock,
             locks: KeyLocks::default(),
-            marker: tokio::sync::Mutex::new(claim.marker),
+            last_trash: last_trash.into(),
             _held: claim.held,
         };
         tracing::debug!(root = %engine.root, verbs = engine.verbs.name(), "caches are datasets");
@@ -119,23 +119,43 @@ impl ZfsEngine {
     /// Snapshots that are part of no history, and go with the clones that need them. One that stays costs space until the
     /// next start.
     pub(super) async fn drop_passing(&self, dataset: &str, names: &[String]) {
-        if let Err(fault) = self.verbs.destroy_snapshots(dataset, names).await {
-            tracing::warn!(dataset, ?names, ?fault, "snapshots that nobody needs stay until the next start");
-        }
+        drop_passing(self.verbs.as_ref(), dataset, names).await;
     }
 
     pub(super) async fn look(&self, operation: &'static str, key: &Key) -> Result<Seen, VolumeError> {
-        let (live, half) = (self.root.live(key), self.root.half(key));
+        let [seen] = self.look_at(operation, [key]).await?;
+        Ok(seen)
+    }
+
+    async fn look_at<const N: usize>(&self, operation: &'static str, keys: [&Key; N]) -> Result<[Seen; N], VolumeError> {
+        let names: Vec<String> = keys.iter().flat_map(|key| [self.root.live(key), self.root.half(key)]).collect();
         let properties: Vec<&str> = VOLUME.into_iter().chain([INTENT]).collect();
-        let rows = self.zfs.get(&properties, &[&live, &half]).await;
-        let mut rows = rows.map_err(|e| e.during(operation, key))?;
-        let half = rows.remove(&half).filter(|facts| facts.local(INTENT).is_some());
-        Ok(Seen { live: rows.remove(&live), half })
+        let rows = self.zfs.get(&properties, &names).await;
+        let mut rows = rows.map_err(|e| e.during(operation, keys.map(Key::as_str).join(" and ")))?;
+        Ok(keys.map(|key| Seen {
+            half: rows.remove(&self.root.half(key)).filter(|facts| facts.local(INTENT).is_some()),
+            live: rows.get(&self.root.live(key)).cloned(),
+        }))
     }
 
     /// With the key's lock held: what a crash left of a rollback is completed or undone first.
     pub(super) async fn find(&self, operation: &'static str, key: &Key) -> Result<Option<Found>, VolumeError> {
-        let mut seen = self.look(operation, key).await?;
+        let seen = self.look(operation, key).await?;
+        self.settle(operation, key, seen).await
+    }
+
+    /// As [`Self::find`], of two, with both locks held.
+    pub(super) async fn find_both(
+        &self,
+        operation: &'static str,
+        one: &Key,
+        other: &Key,
+    ) -> Result<(Option<Found>, Option<Found>), VolumeError> {
+        let [of_one, of_other] = self.look_at(operation, [one, other]).await?;
+        Ok((self.settle(operation, one, of_one).await?, self.settle(operation, other, of_other).await?))
+    }
+
+    async fn settle(&self, operation: &'static str, key: &Key, mut seen: Seen) -> Result<Option<Found>, VolumeError> {
         if let Some(half) = seen.half {
             self.take_up_rollback(key, seen.live.as_ref(), &half).await?;
             seen = self.look(operation, key).await?;
@@ -178,6 +198,13 @@ impl ZfsEngine {
         {
             return Err(self.explain(fault, operation, key, &dataset).await);
         }
+        self.mounted(operation, key).await?;
+        Ok(found.volume(&self.base))
+    }
+
+    /// With the key's lock held, of a dataset that knows its mountpoint.
+    pub(super) async fn mounted(&self, operation: &'static str, key: &Key) -> Result<(), VolumeError> {
+        let (dataset, point) = (self.root.live(key), mountpoint(&self.base, key));
         let seen = || mounts::dataset_at(&point).map_err(|e| io(operation, &point, e));
         if seen()?.as_deref() != Some(dataset.as_str()) {
             if let Err(fault) = self.zfs.mount(&dataset).await {
@@ -192,9 +219,7 @@ impl ZfsEngine {
                 }
             }
         }
-        let volume = found.volume(&self.base);
-        blocking(&volume.path, make_cache).await.map_err(|e| e.during(operation, key))?;
-        Ok(volume)
+        blocking(&point.join(CACHE), make_cache).await.map_err(|e| e.during(operation, key))
     }
 
     /// Whether there is nothing that [`Self::ready`] would do.
@@ -221,16 +246,12 @@ impl ZfsEngine {
 
     /// The next name in the trash, never given out before.
     pub(super) async fn next_trash(&self, operation: &'static str, key: &Key) -> Result<TrashName, VolumeError> {
-        let mut marker = self.marker.lock().await;
-        let next = Marker { last_trash: marker.last_trash + 1, ..marker.clone() };
-        let name = TrashName::new(key.clone(), next.last_trash);
-        let (path, written) = (marker_path(&self.base), next.clone());
+        let mut last = self.last_trash.lock().await;
         // Whatever becomes of this attempt, its number is used up.
-        *marker = next;
-        let done = blocking(&path, move |path| {
-            files::write(path, &written).map_err(|e| super::super::command::Failure::io(path, e))
-        });
-        done.await.map_err(|e| e.during(operation, key))?;
+        *last += 1;
+        let name = TrashName::new(key.clone(), *last);
+        let used_up = [Setting::text(LAST_TRASH, last.to_string())];
+        self.zfs.set(&self.root.room(TRASH), &used_up).await.map_err(|e| e.during(operation, key))?;
         Ok(name)
     }
 
@@ -250,11 +271,18 @@ impl ZfsEngine {
     }
 }
 
+/// See [`ZfsEngine::drop_passing`].
+pub(super) async fn drop_passing(verbs: &dyn Verbs, dataset: &str, names: &[String]) {
+    if let Err(fault) = verbs.destroy_snapshots(dataset, names).await {
+        tracing::warn!(dataset, ?names, ?fault, "snapshots that nobody needs stay until the next start");
+    }
+}
+
 /// In a dataset that is known to be mounted, so a cache that is not there has not been made yet.
-fn make_cache(cache: &Path) -> Result<(), super::super::command::Failure> {
+fn make_cache(cache: &Path) -> Result<(), Failure> {
     use std::os::unix::fs::PermissionsExt as _;
 
-    let fail = |error| super::super::command::Failure::io(cache, error);
+    let fail = |error| Failure::io(cache, error);
     let point = cache.parent().unwrap_or(cache);
     if cache.is_dir() {
         return Ok(());

@@ -87,8 +87,8 @@ pub(super) fn seed_of(dataset: &str, target: &Key, moment: i64) -> String {
 
 /// What a snapshot is called when the volume that it was part of goes and a clone of it stays: names of two histories would
 /// get into each other's way.
-pub(super) fn kept_of(dataset: &str, from: &TrashName, number: u64) -> String {
-    format!("{dataset}@{KEPT}{from}-{number}")
+pub(super) fn kept_name(from: &TrashName, number: u64) -> String {
+    format!("{KEPT}{from}-{number}")
 }
 
 /// Whether the part after the `@` names something that is part of no history.
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(root.relative("tank/kiln/live/x"), Some("live/x"));
         assert_eq!(root.relative("tank/kilnx/live"), None);
         let longest = TrashName::new(key.pull_request("1"), u64::MAX);
-        let tail = kept_of(&root.dying(&longest), &longest, u64::MAX).len() - root.as_str().len();
+        let tail = format!("{}@{}", root.dying(&longest), kept_name(&longest, u64::MAX)).len() - root.as_str().len();
         assert!(tail <= LONGEST_TAIL, "{tail}");
         assert!(is_passing("kiln-seed-x-1") && is_passing("kiln-kept-x-1") && !is_passing("kiln-000042"));
     }

@@ -15,7 +15,7 @@ use super::cli::Below;
 use super::dataset::{DISCARDED, Found, KEY, PROPERTIES, SNAPSHOT, TAKEN, discarded, mountpoint};
 use super::engine::ZfsEngine;
 use super::fault::Fault;
-use super::names::{is_passing, kept_of};
+use super::names::{is_passing, kept_name};
 use super::rows::{Facts, Rows};
 use super::text::decode;
 use super::verbs::Setting;
@@ -184,29 +184,32 @@ impl ZfsEngine {
 
     /// See above. Each step leaves something that the next attempt can go on with.
     async fn free(&self, dying: &str, trashed: &TrashName, pinned: Vec<Pinned>) -> Result<(), Fault> {
+        let mut moved = Vec::new();
         let (needed, free): (Vec<Pinned>, Vec<Pinned>) = pinned.into_iter().partition(|snapshot| !snapshot.clones.is_empty());
         let free: Vec<String> = free.into_iter().map(|snapshot| snapshot.name).collect();
         self.verbs.destroy_snapshots(dying, &free).await?;
         if let Some(heir) = needed.last().map(|youngest| self.heir(&youngest.clones)) {
-            for snapshot in needed.iter().filter(|snapshot| !is_passing(&snapshot.name)) {
-                let kept = kept_of(dying, trashed, snapshot.made);
-                self.zfs.rename_snapshot(&format!("{dying}@{}", snapshot.name), &kept).await?;
+            for snapshot in &needed {
+                let kept = kept_name(trashed, snapshot.made);
+                if is_passing(&snapshot.name) {
+                    moved.push(snapshot.name.clone());
+                } else {
+                    self.zfs.rename_snapshot(&format!("{dying}@{}", snapshot.name), &format!("{dying}@{kept}")).await?;
+                    moved.push(kept);
+                }
             }
             self.verbs.promote(&heir).await?;
         }
-        // After a promotion, now or in an earlier attempt, it is a clone of what it had.
+        // After a promotion, now or in an earlier attempt, it is a clone of the youngest that it had.
         let origin = self.zfs.look(&["origin"], dying).await?;
         self.zfs.destroy(dying).await?;
-        if let Some((dataset, name)) = origin.as_ref().and_then(|facts| facts.text("origin")?.split_once('@'))
+        if let Some((heir, name)) = origin.as_ref().and_then(|facts| facts.text("origin")?.split_once('@'))
             && is_passing(name)
         {
-            let rows = self.zfs.list(&[TAKEN], Below::Snapshots(dataset, 1)).await?;
-            let passing = rows.iter().filter(|(_, facts)| facts.local(TAKEN).is_some());
-            let names = passing.filter_map(|(full, _)| full.split_once('@')).map(|(_, name)| name.to_owned());
-            let of_it = kept_of("", trashed, 0);
-            let of_it = of_it.trim_start_matches('@').trim_end_matches('0');
-            let names: Vec<String> = names.filter(|other| other == name || other.starts_with(of_it)).collect();
-            self.drop_passing(dataset, &names).await;
+            moved.push(name.to_owned());
+            moved.sort();
+            moved.dedup();
+            self.drop_passing(heir, &moved).await;
         }
         Ok(())
     }
