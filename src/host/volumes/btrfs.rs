@@ -10,8 +10,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::command::{Failure, Program, QUICK, WALK};
-use super::dir::{available, remove_all};
-use super::tree::{Copy, Medium, Tree};
+use super::dir::{remove_all, room};
+use super::medium::{Copy, Medium};
+use super::tree::{Tree, blocking, move_to};
 use super::{Usage, VolumeError, root};
 use crate::clock::Clock;
 use crate::host::occupancy;
@@ -36,9 +37,18 @@ struct Quota {
     limit: Option<u64>,
 }
 
+/// Of `btrfs subvolume show`: numbers of transactions.
+#[derive(Debug, PartialEq, Eq)]
+struct Generations {
+    /// The last one on the disk that changed it.
+    last: u64,
+    /// The one that made it. A snapshot holds everything that its source got up to the end of this one, and nothing later.
+    made: u64,
+}
+
 impl BtrfsEngine {
     /// `root` must exist on a btrfs; `search` are the directories in which programs are looked for, as [`super::SEARCH`];
-    /// `clock` says when something went to the trash.
+    /// `clock` says when a snapshot was taken, and when something went to the trash.
     pub async fn at(root: &Path, search: &[PathBuf], clock: Arc<dyn Clock>) -> Result<Self, VolumeError> {
         let btrfs = Program::find("btrfs", search, "install btrfs-progs, or choose the engine dir")?;
         let rm = Program::find("rm", search, "install coreutils")?;
@@ -68,7 +78,7 @@ impl Medium for Btrfs {
 
     async fn make(&self, at: &Path, size: Option<u64>) -> Result<(), Failure> {
         self.run(&["subvolume".as_ref(), "create".as_ref(), "--".as_ref(), at.as_os_str()]).await?;
-        self.limit(at, size).await
+        self.inherit(at, size).await
     }
 
     async fn copy(&self, from: &Path, to: &Path, use_: Copy) -> Result<(), Failure> {
@@ -80,8 +90,18 @@ impl Medium for Btrfs {
         self.run(&args).await?;
         match use_ {
             Copy::Snapshot => Ok(()),
-            Copy::Volume { size } => self.limit(to, size).await,
+            Copy::Volume { size } => self.inherit(to, size).await,
         }
+    }
+
+    /// The kernel lets nobody move what is read-only from one directory to another: it is writable for that moment.
+    async fn carry(&self, from: &Path, to: &Path) -> Result<(), Failure> {
+        if tokio::fs::try_exists(from).await.map_err(|e| Failure::io(from, e))? {
+            self.set_read_only(from, false).await?;
+            let to = to.to_owned();
+            blocking(from, move |from| move_to(from, &to)).await?;
+        }
+        self.set_read_only(to, true).await
     }
 
     async fn remove(&self, at: &Path) -> Result<(), Failure> {
@@ -104,25 +124,55 @@ impl Medium for Btrfs {
         Err(self.btrfs.failure(&args, &printed.stderr))
     }
 
-    async fn usage(&self, at: &Path) -> Result<Usage, Failure> {
-        let free = available(at)?;
-        if let Some(quota) = self.quota(at).await? {
+    /// What the snapshots hold is the sum of what each holds alone: what two of them share is in nobody's.
+    async fn usage(&self, at: &Path, snapshots: &[PathBuf]) -> Result<Usage, Failure> {
+        let (free, inodes_available) = room(at)?;
+        if let Some(quota) = self.quota(at, Sync::First).await? {
+            let mut held = Some(0_u64);
+            for snapshot in snapshots {
+                // They were written out with the volume. Quotas may have been switched off since.
+                let alone = self.quota(snapshot, Sync::Not).await?.map(|quota| quota.exclusive);
+                held = held.zip(alone).map(|(held, alone)| held.saturating_add(alone));
+            }
             let left = quota.limit.map_or(u64::MAX, |limit| limit.saturating_sub(quota.referenced));
-            return Ok(Usage { used: quota.exclusive, size: quota.limit, available: free.min(left) });
+            return Ok(Usage {
+                used: quota.exclusive,
+                shared: Some(quota.referenced.saturating_sub(quota.exclusive)),
+                snapshots: held,
+                size: quota.limit,
+                available: free.min(left),
+                inodes_available,
+            });
         }
         let args: [&OsStr; 6] =
             ["filesystem".as_ref(), "du".as_ref(), "-s".as_ref(), "--raw".as_ref(), "--".as_ref(), at.as_os_str()];
         let printed = self.btrfs.run(&args, WALK).await?;
         let used =
             parse_du(&printed).ok_or_else(|| self.btrfs.failure(&args, &format!("not understood: {printed}")))?;
-        Ok(Usage { used, size: None, available: free })
+        Ok(Usage { used, shared: None, snapshots: None, size: None, available: free, inodes_available })
+    }
+
+    /// A fork, or another snapshot, counts as something written: it changes the volume's tree, too. What was written is in
+    /// no generation before it is on the disk, so "no" takes a sync.
+    async fn written_since(&self, at: &Path, snapshot: &Path) -> Result<Option<bool>, Failure> {
+        let taken = self.generations(snapshot).await?.made;
+        if self.generations(at).await?.last > taken {
+            return Ok(Some(true));
+        }
+        self.run(&["filesystem".as_ref(), "sync".as_ref(), "--".as_ref(), at.as_os_str()]).await?;
+        Ok(Some(self.generations(at).await?.last > taken))
     }
 
     async fn resize(&self, at: &Path, size: Option<u64>) -> Result<(), Failure> {
-        let Some(quota) = self.quota(at).await? else { return Ok(()) };
-        let floor = quota.referenced.saturating_add(quota.referenced / 10);
-        let limit = size.map_or_else(|| "none".to_owned(), |size| size.max(floor).to_string());
-        self.run(&["qgroup".as_ref(), "limit".as_ref(), "--".as_ref(), limit.as_ref(), at.as_os_str()]).await
+        let Some(quota) = self.quota(at, Sync::First).await? else { return Ok(()) };
+        self.limit(at, size.map(|size| size.max(quota.floor()))).await
+    }
+}
+
+impl Quota {
+    /// A daemon cannot even start on a full volume.
+    const fn floor(&self) -> u64 {
+        self.referenced.saturating_add(self.referenced / 10)
     }
 }
 
@@ -131,27 +181,39 @@ impl Btrfs {
         self.btrfs.run(args, QUICK).await.map(|_| ())
     }
 
-    async fn limit(&self, at: &Path, size: Option<u64>) -> Result<(), Failure> {
+    /// The size of a new volume, where sizes are enforced. What it was copied from may hold more than that: see
+    /// [`Medium::resize`].
+    async fn inherit(&self, at: &Path, size: Option<u64>) -> Result<(), Failure> {
         let Some(size) = size else { return Ok(()) };
-        if self.quota(at).await?.is_none() {
-            return Ok(());
-        }
-        let size = size.to_string();
-        self.run(&["qgroup".as_ref(), "limit".as_ref(), "--".as_ref(), size.as_ref(), at.as_os_str()]).await
+        let Some(quota) = self.quota(at, Sync::Not).await? else { return Ok(()) };
+        self.limit(at, Some(if size < quota.referenced { quota.floor() } else { size })).await
+    }
+
+    async fn limit(&self, at: &Path, size: Option<u64>) -> Result<(), Failure> {
+        let limit = size.map_or_else(|| "none".to_owned(), |size| size.to_string());
+        self.run(&["qgroup".as_ref(), "limit".as_ref(), "--".as_ref(), limit.as_ref(), at.as_os_str()]).await
+    }
+
+    async fn set_read_only(&self, at: &Path, read_only: bool) -> Result<(), Failure> {
+        let value = if read_only { "true" } else { "false" };
+        let mut args: Vec<&OsStr> = ["property", "set", "-ts", "--"].map(OsStr::new).into();
+        args.extend::<[&OsStr; 3]>([at.as_os_str(), "ro".as_ref(), value.as_ref()]);
+        self.run(&args).await
+    }
+
+    async fn generations(&self, at: &Path) -> Result<Generations, Failure> {
+        let args: [&OsStr; 4] = ["subvolume".as_ref(), "show".as_ref(), "--".as_ref(), at.as_os_str()];
+        let printed = self.btrfs.run(&args, QUICK).await?;
+        parse_generations(&printed).ok_or_else(|| self.btrfs.failure(&args, &format!("not understood: {printed}")))
     }
 
     /// `None` where quotas are off.
-    async fn quota(&self, at: &Path) -> Result<Option<Quota>, Failure> {
-        let args: [&OsStr; 8] = [
-            "qgroup".as_ref(),
-            "show".as_ref(),
-            "--raw".as_ref(),
-            "--sync".as_ref(),
-            "-re".as_ref(),
-            "-f".as_ref(),
-            "--".as_ref(),
-            at.as_os_str(),
-        ];
+    async fn quota(&self, at: &Path, sync: Sync) -> Result<Option<Quota>, Failure> {
+        let mut args: Vec<&OsStr> = ["qgroup", "show", "--raw", "-re", "-f"].map(OsStr::new).into();
+        if sync == Sync::First {
+            args.push("--sync".as_ref());
+        }
+        args.extend::<[&OsStr; 2]>(["--".as_ref(), at.as_os_str()]);
         let printed = self.btrfs.run_leniently(&args, QUICK).await?;
         if !printed.complete {
             let off = printed.stderr.contains("quotas not enabled") || printed.stderr.contains("quota not enabled");
@@ -160,6 +222,21 @@ impl Btrfs {
         let quota = parse_quota(&printed.stdout);
         quota.map(Some).ok_or_else(|| self.btrfs.failure(&args, &format!("not understood: {}", printed.stdout)))
     }
+}
+
+/// Whether everything is to be on the disk, and counted, before figures are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sync {
+    First,
+    Not,
+}
+
+fn parse_generations(printed: &str) -> Option<Generations> {
+    let number = |field: &str| {
+        let mut values = printed.lines().filter_map(|line| line.trim().strip_prefix(field)?.strip_prefix(':'));
+        values.next()?.trim().parse().ok()
+    };
+    Some(Generations { last: number("Generation")?, made: number("Gen at creation")? })
 }
 
 /// `qgroupid rfer excl max_rfer max_excl [path]`; the heading and its spelling change with versions, so it is passed over.
@@ -198,6 +275,16 @@ mod tests {
             ["", "0/257", "0/257 1", "0/257 1 2", "0/257 -1 2 none", "0/257 1 2 3.5MiB none", "1/0 1 2 none none"]
         {
             assert_eq!(parse_quota(broken), None, "of {broken:?}");
+        }
+    }
+
+    #[test]
+    fn generations_of_a_subvolume() {
+        let printed = "live/x/cache\n\tName: \t\t\tcache\n\tUUID: \t\t\t75902280-6019-fc45-9fd7-d9d6aef1720e\n\
+            \tGeneration: \t\t18\n\tGen at creation: \t7\n\tParent ID: \t\t5\n";
+        assert_eq!(parse_generations(printed), Some(Generations { last: 18, made: 7 }));
+        for broken in ["", "\tGeneration: 18", "Gen at creation: 7", "Generation: x\nGen at creation: 7"] {
+            assert_eq!(parse_generations(broken), None, "of {broken:?}");
         }
     }
 

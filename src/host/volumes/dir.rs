@@ -12,7 +12,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::command::{Failure, Program, WALK};
-use super::tree::{Copy, Medium, Tree, blocking};
+use super::medium::{Copy, Medium};
+use super::tree::{Tree, blocking, move_to};
 use super::{Usage, VolumeError};
 use crate::clock::Clock;
 use crate::host::files;
@@ -31,7 +32,7 @@ pub struct Dir {
 
 impl DirEngine {
     /// `root` must exist; `search` are the directories in which programs are looked for, as [`super::SEARCH`];
-    /// `clock` says when something went to the trash.
+    /// `clock` says when a snapshot was taken, and when something went to the trash.
     pub async fn at(root: &Path, search: &[PathBuf], clock: Arc<dyn Clock>) -> Result<Self, VolumeError> {
         let find = |name| Program::find(name, search, REMEDY);
         let medium = Dir { cp: find("cp")?, rm: find("rm")?, du: find("du")? };
@@ -75,11 +76,21 @@ impl Medium for Dir {
         .await
     }
 
+    async fn carry(&self, from: &Path, to: &Path) -> Result<(), Failure> {
+        let to = to.to_owned();
+        blocking(from, move |from| {
+            let carried = matches!(from.try_exists(), Ok(false)) && matches!(to.try_exists(), Ok(true));
+            if carried { Ok(()) } else { move_to(from, &to) }
+        })
+        .await
+    }
+
     async fn remove(&self, at: &Path) -> Result<(), Failure> {
         remove_all(&self.rm, at, true).await
     }
 
-    async fn usage(&self, at: &Path) -> Result<Usage, Failure> {
+    /// Which blocks `cp` could share is known to the file system alone.
+    async fn usage(&self, at: &Path, _snapshots: &[PathBuf]) -> Result<Usage, Failure> {
         let args: [&OsStr; 5] = [
             "--summarize".as_ref(),
             "--block-size=1".as_ref(),
@@ -91,7 +102,13 @@ impl Medium for Dir {
         // Files that vanish while a daemon works make du complain; its sum is still the best there is.
         let used = printed.stdout.split_whitespace().next().and_then(|sum| sum.parse().ok());
         let used = used.ok_or_else(|| self.du.failure(&args, &format!("{}{}", printed.stdout, printed.stderr)))?;
-        Ok(Usage { used, size: None, available: available(at)? })
+        let (available, inodes_available) = room(at)?;
+        Ok(Usage { used, shared: None, snapshots: None, size: None, available, inodes_available })
+    }
+
+    /// Nothing tells but a comparison of everything.
+    async fn written_since(&self, _at: &Path, _snapshot: &Path) -> Result<Option<bool>, Failure> {
+        Ok(None)
     }
 
     /// Nothing enforces a size here.
@@ -100,10 +117,10 @@ impl Medium for Dir {
     }
 }
 
-/// What the file system of `path` has left for us, in bytes.
-pub(super) fn available(path: &Path) -> Result<u64, Failure> {
+/// What the file system of `path` has left for us: bytes, and files where they are counted.
+pub(super) fn room(path: &Path) -> Result<(u64, Option<u64>), Failure> {
     let space = rustix::fs::statvfs(path).map_err(|e| Failure::io(path, e))?;
-    Ok(space.f_bavail.saturating_mul(space.f_frsize))
+    Ok((space.f_bavail.saturating_mul(space.f_frsize), (space.f_files > 0).then_some(space.f_favail)))
 }
 
 /// Removes a tree, mounts excepted. A copy that outlived the kilnd that began it may still be adding to the tree, hence more

@@ -4,13 +4,13 @@
 //! [`FakeVolumes::read`] stand for what a daemon would do below them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use kiln_domain::{Key, Timestamp};
+use kiln_domain::{Key, Snapshot, SnapshotName, Timestamp, Verdict};
 
-use super::{FoundVolume, Fullness, SnapshotName, TrashName, Trashed, Usage, Volume, VolumeEngine, VolumeError};
+use super::{FoundVolume, Fullness, TrashName, Trashed, Usage, Volume, VolumeEngine, VolumeError};
 use crate::clock::Clock;
 use crate::host::Properties;
 
@@ -46,11 +46,24 @@ type Files = BTreeMap<String, String>;
 struct Model {
     properties: Properties,
     size: Option<u64>,
-    origin: Option<(Key, SnapshotName)>,
+    /// `None` in it: what the volume held just then.
+    origin: Option<(Key, Option<SnapshotName>)>,
     files: Files,
-    snapshots: BTreeMap<SnapshotName, Files>,
+    /// What it was made of, as long as it lives.
+    inherited: Files,
+    /// How often something was written.
+    writes: u64,
+    snapshots: BTreeMap<SnapshotName, Moment>,
     last_snapshot: u64,
     busy: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Moment {
+    files: Files,
+    writes: u64,
+    taken: Timestamp,
+    verdict: Verdict,
 }
 
 impl FakeVolumes {
@@ -76,12 +89,21 @@ impl FakeVolumes {
     /// What a daemon would write into the volume; false when there is none.
     pub fn write(&self, key: &Key, name: &str, text: &str) -> bool {
         let mut state = self.state();
-        let model = state.live.get_mut(key);
-        model.map(|model| model.files.insert(name.to_owned(), text.to_owned())).is_some()
+        let Some(model) = state.live.get_mut(key) else { return false };
+        model.files.insert(name.to_owned(), text.to_owned());
+        model.writes += 1;
+        true
     }
 
     pub fn read(&self, key: &Key, name: &str) -> Option<String> {
         self.state().live.get(key)?.files.get(name).cloned()
+    }
+
+    /// What can be read below a path that [`VolumeEngine::snapshot_path`] told.
+    pub fn read_snapshot(&self, path: &Path, name: &str) -> Option<String> {
+        let snapshot: SnapshotName = path.file_name()?.to_str()?.parse().ok()?;
+        let key: Key = path.parent()?.parent()?.file_name()?.to_str()?.parse().ok()?;
+        self.state().live.get(&key)?.snapshots.get(&snapshot)?.files.get(name).cloned()
     }
 
     /// Whether a daemon is in the volume.
@@ -112,6 +134,56 @@ impl State {
         self.live.get_mut(key).ok_or_else(|| VolumeError::Missing { operation, name: key.to_string() })
     }
 
+    fn require_snapshot(
+        &mut self,
+        operation: &'static str,
+        key: &Key,
+        snapshot: SnapshotName,
+    ) -> Result<&mut Moment, VolumeError> {
+        let found = self.require(operation, key)?.snapshots.get_mut(&snapshot);
+        found.ok_or_else(|| VolumeError::Missing { operation, name: format!("{key}@{snapshot}") })
+    }
+
+    fn require_idle(&mut self, operation: &'static str, key: &Key) -> Result<&mut Model, VolumeError> {
+        let model = self.require(operation, key)?;
+        if model.busy {
+            let holder = "its buildkitd, which must be stopped first".to_owned();
+            return Err(VolumeError::Busy { operation, name: key.to_string(), holder });
+        }
+        Ok(model)
+    }
+
+    fn next_in_trash(&mut self, key: &Key) -> TrashName {
+        self.last_trash += 1;
+        TrashName::new(key.clone(), self.last_trash)
+    }
+
+    /// A clone or fork: what was made so before, or a new one with `files`.
+    fn derive(
+        &mut self,
+        operation: &'static str,
+        origin: (Key, Option<SnapshotName>),
+        target: &Key,
+        properties: &Properties,
+    ) -> Result<Volume, VolumeError> {
+        if let Some(model) = self.live.get(target) {
+            let again = model.origin.as_ref() == Some(&origin);
+            let exists = || VolumeError::Exists { operation, name: target.to_string() };
+            return if again { Ok(model.volume(target)) } else { Err(exists()) };
+        }
+        self.need_space(operation, target)?;
+        let parent = self.require(operation, &origin.0)?;
+        let (size, mut files) = (parent.size, parent.files.clone());
+        if let Some(snapshot) = origin.1 {
+            files = self.require_snapshot(operation, &origin.0, snapshot)?.files.clone();
+        }
+        let inherited = files.clone();
+        let model = Model { origin: Some(origin), files, inherited, ..Model::new(target, properties, size) };
+        let volume = model.volume(target);
+        self.live.insert(target.clone(), model);
+        Ok(volume)
+    }
+
     fn need_space(&self, operation: &'static str, key: &Key) -> Result<(), VolumeError> {
         if self.full { Err(VolumeError::Full { operation, name: key.to_string() }) } else { Ok(()) }
     }
@@ -122,6 +194,16 @@ impl Model {
         let mut properties = properties.clone();
         properties.insert("key".to_owned(), key.to_string());
         Self { properties, size, ..Self::default() }
+    }
+
+    fn moment(&self, taken: Timestamp) -> Moment {
+        Moment { files: self.files.clone(), writes: self.writes, taken, verdict: Verdict::Unchecked }
+    }
+
+    /// Whether a file is also in a snapshot, or in what the volume was made of.
+    fn shares(&self, name: &String, text: &String) -> bool {
+        let snapshots = self.snapshots.values().map(|moment| &moment.files);
+        snapshots.chain([&self.inherited]).any(|files| files.get(name) == Some(text))
     }
 
     fn volume(&self, key: &Key) -> Volume {
@@ -193,9 +275,15 @@ impl VolumeEngine for FakeVolumes {
         let mut state = self.state();
         let full = state.full;
         let model = state.require("measure", key)?;
-        let used = model.files.values().map(|text| text.len() as u64).sum();
-        let available = if full { 0 } else { model.size.unwrap_or(ROOM).saturating_sub(used) };
-        Ok(Usage { used, size: model.size, available })
+        let (mut used, mut shared) = (0, 0);
+        for (name, text) in &model.files {
+            *(if model.shares(name, text) { &mut shared } else { &mut used }) += text.len() as u64;
+        }
+        let moments = model.snapshots.values().flat_map(|moment| &moment.files);
+        let alone: BTreeSet<_> = moments.filter(|(name, text)| model.files.get(*name) != Some(text)).collect();
+        let snapshots = Some(alone.into_iter().map(|(_, text)| text.len() as u64).sum());
+        let available = if full { 0 } else { model.size.unwrap_or(ROOM).saturating_sub(used + shared) };
+        Ok(Usage { used, shared: Some(shared), snapshots, size: model.size, available, inodes_available: None })
     }
 
     async fn resize(&self, key: &Key, size: Option<u64>) -> Result<(), VolumeError> {
@@ -203,23 +291,53 @@ impl VolumeEngine for FakeVolumes {
         Ok(())
     }
 
-    async fn snapshot(&self, key: &Key) -> Result<SnapshotName, VolumeError> {
+    async fn snapshot(&self, key: &Key) -> Result<Snapshot, VolumeError> {
         let mut state = self.state();
         state.need_space("snapshot", key)?;
         let model = state.require("snapshot", key)?;
         model.last_snapshot += 1;
         let name = SnapshotName::new(model.last_snapshot);
-        model.snapshots.insert(name, model.files.clone());
-        Ok(name)
+        let moment = model.moment(self.clock.now());
+        let snapshot = Snapshot { name, taken: moment.taken, verdict: moment.verdict, bytes: None };
+        model.snapshots.insert(name, moment);
+        Ok(snapshot)
     }
 
-    async fn snapshots(&self, key: &Key) -> Result<Vec<SnapshotName>, VolumeError> {
-        Ok(self.state().require("list the snapshots of", key)?.snapshots.keys().copied().collect())
+    async fn snapshots(&self, key: &Key) -> Result<Vec<Snapshot>, VolumeError> {
+        let mut state = self.state();
+        let snapshots = state.require("list the snapshots of", key)?.snapshots.iter();
+        let described = snapshots.map(|(name, moment)| Snapshot {
+            name: *name,
+            taken: moment.taken,
+            verdict: moment.verdict,
+            bytes: None,
+        });
+        Ok(described.collect())
     }
 
-    async fn destroy_snapshot(&self, key: &Key, snapshot: &SnapshotName) -> Result<(), VolumeError> {
+    async fn written_since(&self, key: &Key, snapshot: SnapshotName) -> Result<Option<bool>, VolumeError> {
+        const OPERATION: &str = "look for changes of";
+        let mut state = self.state();
+        let then = state.require_snapshot(OPERATION, key, snapshot)?.writes;
+        Ok(Some(state.require(OPERATION, key)?.writes != then))
+    }
+
+    async fn judge(&self, key: &Key, snapshot: SnapshotName, verdict: Verdict) -> Result<(), VolumeError> {
+        self.state().require_snapshot("judge a snapshot of", key, snapshot)?.verdict = verdict;
+        Ok(())
+    }
+
+    async fn snapshot_path(&self, key: &Key, snapshot: SnapshotName) -> Result<PathBuf, VolumeError> {
+        const OPERATION: &str = "look at a snapshot of";
+        let mut state = self.state();
+        state.require_snapshot(OPERATION, key, snapshot)?;
+        let volume = state.require(OPERATION, key)?.volume(key);
+        Ok(volume.path.join("snapshots").join(snapshot.to_string()))
+    }
+
+    async fn destroy_snapshot(&self, key: &Key, snapshot: SnapshotName) -> Result<(), VolumeError> {
         if let Some(model) = self.state().live.get_mut(key) {
-            model.snapshots.remove(snapshot);
+            model.snapshots.remove(&snapshot);
         }
         Ok(())
     }
@@ -227,42 +345,37 @@ impl VolumeEngine for FakeVolumes {
     async fn clone_snapshot(
         &self,
         source: &Key,
-        snapshot: &SnapshotName,
+        snapshot: SnapshotName,
         target: &Key,
         properties: &Properties,
     ) -> Result<Volume, VolumeError> {
-        const OPERATION: &str = "clone";
+        self.state().derive("clone", (source.clone(), Some(snapshot)), target, properties)
+    }
+
+    async fn fork(&self, source: &Key, target: &Key, properties: &Properties) -> Result<Volume, VolumeError> {
+        self.state().derive("fork", (source.clone(), None), target, properties)
+    }
+
+    async fn rollback(&self, key: &Key, snapshot: SnapshotName) -> Result<TrashName, VolumeError> {
+        const OPERATION: &str = "roll back";
         let mut state = self.state();
-        let origin = Some((source.clone(), *snapshot));
-        if let Some(model) = state.live.get(target) {
-            let again = model.origin == origin;
-            return if again {
-                Ok(model.volume(target))
-            } else {
-                Err(VolumeError::Exists { operation: OPERATION, name: target.to_string() })
-            };
-        }
-        state.need_space(OPERATION, target)?;
-        let parent = state.require(OPERATION, source)?;
-        let files = parent.snapshots.get(snapshot).cloned();
-        let size = parent.size;
-        let files =
-            files.ok_or_else(|| VolumeError::Missing { operation: OPERATION, name: format!("{source}@{snapshot}") })?;
-        let model = Model { origin, files, ..Model::new(target, properties, size) };
-        let volume = model.volume(target);
-        state.live.insert(target.clone(), model);
-        Ok(volume)
+        let moment = state.require_snapshot(OPERATION, key, snapshot)?.clone();
+        state.require_idle(OPERATION, key)?;
+        state.need_space(OPERATION, key)?;
+        let name = state.next_in_trash(key);
+        let model = state.require(OPERATION, key)?;
+        let mut old = model.clone();
+        model.files = moment.files;
+        model.writes += 1;
+        old.snapshots = model.snapshots.split_off(&SnapshotName::new(snapshot.sequence() + 1));
+        state.trash.insert(name.clone(), (self.clock.now(), old));
+        Ok(name)
     }
 
     async fn discard(&self, key: &Key) -> Result<TrashName, VolumeError> {
-        const OPERATION: &str = "discard";
         let mut state = self.state();
-        if state.require(OPERATION, key)?.busy {
-            let holder = "its buildkitd, which must be stopped first".to_owned();
-            return Err(VolumeError::Busy { operation: OPERATION, name: key.to_string(), holder });
-        }
-        state.last_trash += 1;
-        let name = TrashName::new(key.clone(), state.last_trash);
+        state.require_idle("discard", key)?;
+        let name = state.next_in_trash(key);
         if let Some(model) = state.live.remove(key) {
             state.trash.insert(name.clone(), (self.clock.now(), model));
         }

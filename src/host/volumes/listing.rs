@@ -4,10 +4,10 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use kiln_domain::{Key, Timestamp};
+use kiln_domain::{Key, Snapshot, SnapshotName, Timestamp, Verdict};
 
 use super::command::Failure;
-use super::record::{self, KEY_PROPERTY, Record};
+use super::record::{self, KEY_PROPERTY, Kept, Record};
 use super::root::MARKER;
 use super::{FoundVolume, Fullness, TrashName, Trashed, Volume};
 use crate::host::Properties;
@@ -62,7 +62,8 @@ pub(super) fn read_home(home: &Path, key: &Key) -> Home {
     }
 }
 
-/// An entry of the trash; `None` when there is none any more. One whose record is damaged is listed all the same, or nobody
+/// An entry of the trash; `None` when there is none any more, or not yet: a rollback puts there what is to become the live
+/// volume in one exchange. One whose record is damaged is listed all the same, or nobody
 /// could ever free it.
 pub(super) fn describe(home: &Path, name: TrashName) -> Result<Option<Trashed>, Failure> {
     let metadata = match home.symlink_metadata() {
@@ -73,14 +74,41 @@ pub(super) fn describe(home: &Path, name: TrashName) -> Result<Option<Trashed>, 
         tracing::debug!(path = %home.display(), %error, "the record of a volume in the trash cannot be read");
         None
     });
-    // The rename into the trash is the last change that a directory's own times know of.
-    let moved = metadata.ctime().saturating_mul(1000).saturating_add(metadata.ctime_nsec() / 1_000_000);
+    if record.as_ref().is_some_and(|record| record.returning.is_some()) {
+        return Ok(None);
+    }
     let discarded = record.as_ref().and_then(|record| record.discarded);
     Ok(Some(Trashed {
         name,
-        since: discarded.unwrap_or(Timestamp::from_millis(moved)),
+        // The rename into the trash is the last change that a directory's own times know of.
+        since: discarded.unwrap_or_else(|| changed(&metadata)),
         properties: record.map(|record| record.properties).unwrap_or_default(),
     }))
+}
+
+fn changed(metadata: &std::fs::Metadata) -> Timestamp {
+    let millis = metadata.ctime().saturating_mul(1000).saturating_add(metadata.ctime_nsec() / 1_000_000);
+    Timestamp::from_millis(millis)
+}
+
+/// The snapshots of a volume, oldest first. Of one that is not written down the directory's own last change tells about when
+/// it was taken.
+pub(super) fn history(home: &Path, record: &Record) -> Result<Vec<Snapshot>, Failure> {
+    let snapshots = home.join(SNAPSHOTS);
+    let mut history = Vec::new();
+    for name in names_in::<SnapshotName>(&snapshots)? {
+        let kept = match record.snapshots.get(&name.sequence()) {
+            Some(kept) => *kept,
+            None => match snapshots.join(name.to_string()).symlink_metadata() {
+                Ok(metadata) => Kept { taken: changed(&metadata), verdict: Verdict::Unchecked },
+                // Destroyed since it was listed.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(Failure::io(&snapshots, error)),
+            },
+        };
+        history.push(Snapshot { name, taken: kept.taken, verdict: kept.verdict, bytes: None });
+    }
+    Ok(history)
 }
 
 pub(super) fn found_below(root: &Path) -> Result<Vec<FoundVolume>, Failure> {

@@ -23,18 +23,21 @@ pub mod dir;
 #[cfg(test)]
 pub mod fake;
 mod listing;
+mod medium;
 #[cfg(test)]
 mod mounts;
 mod names;
 mod record;
 mod root;
 mod tree;
+pub mod zfs;
 
 pub use btrfs::BtrfsEngine;
 pub use dir::DirEngine;
 #[cfg(test)]
 pub use fake::FakeVolumes;
 pub use names::{ParseNameError, TrashName};
+pub use zfs::ZfsEngine;
 
 /// Where programs that run as root may come from: the places of a distribution and of NixOS. Never `$PATH`.
 pub const SEARCH: [&str; 6] =

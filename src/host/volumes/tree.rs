@@ -10,7 +10,8 @@
 //!
 //! Whatever comes into being is made under a name that begins with `.half-` and then renamed; whatever goes is renamed
 //! first. So every change is one rename: a volume with its snapshots and its identity is there or not, in use or in the
-//! trash, and what a crash leaves is recognised by its name and removed at the next opening.
+//! trash, and what a crash leaves is recognised by its name and removed at the next opening. The one change that takes more, a
+//! rollback, is told in [`rollback`].
 
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -19,52 +20,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use kiln_domain::Key;
+use kiln_domain::{Key, Snapshot, SnapshotName, Verdict};
 use rustix::fs::{CWD, RenameFlags};
 
 use super::command::{Failure, QUICK};
 use super::listing::{
-    CACHE, Home, LIVE, RECORD, SNAPSHOTS, TRASH, describe, entries, found_below, fullness_of, leftovers, names_in,
-    read_home,
+    CACHE, Home, LIVE, RECORD, SNAPSHOTS, TRASH, describe, entries, found_below, fullness_of, history, leftovers,
+    names_in, read_home,
 };
-use super::record::{KEY_PROPERTY, Marker, Origin, Record};
+use super::medium::{Copy, Medium};
+use super::record::{KEY_PROPERTY, Kept, Marker, Origin, Record};
 use super::root::{Claim, marker_path};
-use super::{FoundVolume, Fullness, SnapshotName, TrashName, Trashed, Usage, Volume, VolumeEngine, VolumeError};
+use super::{FoundVolume, Fullness, TrashName, Trashed, Usage, Volume, VolumeEngine, VolumeError};
 use crate::clock::Clock;
 use crate::host::files::HALF;
 use crate::host::key_locks::KeyLocks;
 use crate::host::occupancy::{self, Held, Occupancy};
 use crate::host::{Properties, files};
 
-/// How a kind of storage makes, copies, measures and removes one directory of cache.
-#[async_trait]
-pub trait Medium: Send + Sync + 'static {
-    fn name(&self) -> &'static str;
-
-    /// Whether a copy of a volume that is being written is one instant of it.
-    fn copies_are_instant(&self) -> bool;
-
-    /// Makes an empty one at a path that does not exist.
-    async fn make(&self, at: &Path, size: Option<u64>) -> Result<(), Failure>;
-
-    /// Copies to a path that does not exist.
-    async fn copy(&self, from: &Path, to: &Path, use_: Copy) -> Result<(), Failure>;
-
-    /// Removes it with all that is in it; absent already is success.
-    async fn remove(&self, at: &Path) -> Result<(), Failure>;
-
-    async fn usage(&self, at: &Path) -> Result<Usage, Failure>;
-
-    /// Where it can be enforced; see [`VolumeEngine::resize`].
-    async fn resize(&self, at: &Path, size: Option<u64>) -> Result<(), Failure>;
-}
-
-/// What a copy is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Copy {
-    Snapshot,
-    Volume { size: Option<u64> },
-}
+mod rollback;
 
 /// A [`VolumeEngine`] below one directory.
 pub struct Tree<M> {
@@ -117,7 +91,7 @@ impl<M: Medium> Tree<M> {
                 tracing::warn!(path = %copy.display(), ?failure, "a leftover cannot be removed");
             }
         }
-        Ok(())
+        self.take_up_rollbacks().await
     }
 
     fn home(&self, key: &Key) -> PathBuf {
@@ -149,11 +123,11 @@ impl<M: Medium> Tree<M> {
         blocking(&path, move |path| files::write(path, &record).map_err(|e| Failure::io(path, e))).await
     }
 
-    /// Makes a whole volume aside and moves it into place. When somebody else was quicker, theirs stands.
-    async fn build(&self, key: &Key, record: Record, from: Option<&Path>) -> Result<(), Failure> {
+    /// Makes a whole volume aside and moves it into its place. When somebody else was quicker, theirs stands.
+    async fn build(&self, key: &Key, place: PathBuf, record: Record, from: Option<&Path>) -> Result<(), Failure> {
         let number = self.next_half.fetch_add(1, Ordering::Relaxed);
         let half = self.root.join(LIVE).join(format!("{HALF}{key}-{}-{number}", std::process::id()));
-        let built = self.build_at(&half, self.home(key), record, from).await;
+        let built = self.build_at(&half, place, record, from).await;
         if built.is_err()
             && let Err(failure) = self.remove_home(&half).await
         {
@@ -162,7 +136,7 @@ impl<M: Medium> Tree<M> {
         built
     }
 
-    async fn build_at(&self, half: &Path, home: PathBuf, record: Record, from: Option<&Path>) -> Result<(), Failure> {
+    async fn build_at(&self, half: &Path, place: PathBuf, record: Record, from: Option<&Path>) -> Result<(), Failure> {
         let (size, cache) = (record.size, half.join(CACHE));
         blocking(half, move |half| {
             files::make_private_directory(half).map_err(|e| Failure::io(half, e))?;
@@ -177,9 +151,28 @@ impl<M: Medium> Tree<M> {
         blocking(half, move |half| {
             let private = std::fs::Permissions::from_mode(0o700);
             std::fs::set_permissions(&cache, private).map_err(|e| Failure::io(&cache, e))?;
-            move_to(half, &home)
+            move_to(half, &place)
         })
         .await
+    }
+
+    /// Makes a snapshot aside and moves it into its place.
+    async fn copy_aside(&self, from: &Path, place: &Path) -> Result<(), Failure> {
+        let name = place.file_name().unwrap_or_default().to_string_lossy();
+        let half = place.with_file_name(format!("{HALF}{name}"));
+        let copied = match self.medium.copy(from, &half, Copy::Snapshot).await {
+            Ok(()) => {
+                let place = place.to_owned();
+                blocking(&half, move |half| move_to(half, &place)).await
+            }
+            Err(failure) => Err(failure),
+        };
+        if copied.is_err()
+            && let Err(failure) = self.medium.remove(&half).await
+        {
+            tracing::warn!(path = %half.display(), ?failure, "a half-made snapshot stays until the next start");
+        }
+        copied
     }
 
     /// Removes a directory that is no volume any more, whatever part of one is in it.
@@ -203,8 +196,45 @@ impl<M: Medium> Tree<M> {
         blocking(&volume.path, hold_cache).await.map_err(|e| e.during(operation, key))
     }
 
-    fn snapshot_path(&self, key: &Key, snapshot: SnapshotName) -> PathBuf {
+    fn snapshot_at(&self, key: &Key, snapshot: SnapshotName) -> PathBuf {
         self.home(key).join(SNAPSHOTS).join(snapshot.to_string())
+    }
+
+    /// Where a snapshot that exists is.
+    async fn require_snapshot(
+        &self,
+        operation: &'static str,
+        key: &Key,
+        snapshot: SnapshotName,
+    ) -> Result<PathBuf, VolumeError> {
+        let path = self.snapshot_at(key, snapshot);
+        let missing = || VolumeError::Missing { operation, name: format!("{key}@{snapshot}") };
+        if exists(&path).await.map_err(|e| e.during(operation, key))? { Ok(path) } else { Err(missing()) }
+    }
+
+    /// What was made of `origin` before; `None` when there is nothing of that name.
+    async fn derived(
+        &self,
+        operation: &'static str,
+        target: &Key,
+        origin: &Origin,
+    ) -> Result<Option<Volume>, VolumeError> {
+        match self.find(operation, target).await? {
+            None => Ok(None),
+            Some((volume, record)) if record.origin.as_ref() == Some(origin) => Ok(Some(volume)),
+            Some(_) => Err(VolumeError::Exists { operation, name: target.to_string() }),
+        }
+    }
+
+    /// The next name in the trash. Whatever becomes of it, its number is used up.
+    async fn next_in_trash(&self, key: &Key) -> Result<TrashName, Failure> {
+        let mut marker = self.marker.lock().await;
+        let next = Marker { last_trash: marker.last_trash + 1, ..marker.clone() };
+        let name = TrashName::new(key.clone(), next.last_trash);
+        *marker = next.clone();
+        let path = marker_path(&self.root);
+        blocking(&path, move |path| files::write(path, &next).map_err(|e| Failure::io(path, e))).await?;
+        Ok(name)
     }
 }
 
@@ -221,7 +251,7 @@ impl<M: Medium> VolumeEngine for Tree<M> {
             return Ok(volume);
         }
         let record = Record::new(key, properties, size, None);
-        self.build(key, record, None).await.map_err(|e| e.during(OPERATION, key))?;
+        self.build(key, self.home(key), record, None).await.map_err(|e| e.during(OPERATION, key))?;
         Ok(self.require(OPERATION, key).await?.0)
     }
 
@@ -273,7 +303,12 @@ impl<M: Medium> VolumeEngine for Tree<M> {
     async fn usage(&self, key: &Key) -> Result<Usage, VolumeError> {
         const OPERATION: &str = "measure";
         let (volume, _) = self.require(OPERATION, key).await?;
-        self.medium.usage(&volume.path).await.map_err(|e| e.during(OPERATION, key))
+        let measured = async {
+            let names = blocking(&self.home(key).join(SNAPSHOTS), names_in::<SnapshotName>).await?;
+            let snapshots: Vec<PathBuf> = names.into_iter().map(|name| self.snapshot_at(key, name)).collect();
+            self.medium.usage(&volume.path, &snapshots).await
+        };
+        measured.await.map_err(|e| e.during(OPERATION, key))
     }
 
     async fn resize(&self, key: &Key, size: Option<u64>) -> Result<(), VolumeError> {
@@ -289,100 +324,145 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         self.write_record(key, record).await.map_err(|e| e.during(OPERATION, key))
     }
 
-    async fn snapshot(&self, key: &Key) -> Result<SnapshotName, VolumeError> {
+    async fn snapshot(&self, key: &Key) -> Result<Snapshot, VolumeError> {
         const OPERATION: &str = "snapshot";
         let _locked = self.locks.lock(key).await;
-        let (volume, mut record) = self.require(OPERATION, key).await?;
+        let (volume, mut record) = self.require_settled(OPERATION, key).await?;
         // Held until the copy is made, so that no daemon starts to write meanwhile.
         let _quiet = if self.medium.copies_are_instant() { None } else { self.hold(OPERATION, key, &volume).await? };
-        record.last_snapshot += 1;
-        let name = SnapshotName::new(record.last_snapshot);
         let made = async {
+            // What is known of those that are gone is forgotten here.
+            let existing = blocking(&self.home(key).join(SNAPSHOTS), names_in::<SnapshotName>).await?;
+            record.snapshots.retain(|sequence, _| existing.contains(&SnapshotName::new(*sequence)));
+            record.last_snapshot += 1;
+            let name = SnapshotName::new(record.last_snapshot);
+            let kept = Kept { taken: self.clock.now(), verdict: Verdict::Unchecked };
+            record.snapshots.insert(name.sequence(), kept);
             self.write_record(key, record).await?;
-            let half = self.home(key).join(SNAPSHOTS).join(format!("{HALF}{name}"));
-            let copied = match self.medium.copy(&volume.path, &half, Copy::Snapshot).await {
-                Ok(()) => {
-                    let to = self.snapshot_path(key, name);
-                    blocking(&half, move |half| move_to(half, &to)).await
-                }
-                Err(failure) => Err(failure),
-            };
-            if copied.is_err()
-                && let Err(failure) = self.medium.remove(&half).await
-            {
-                tracing::warn!(path = %half.display(), ?failure, "a half-made snapshot stays until the next start");
-            }
-            copied
+            self.copy_aside(&volume.path, &self.snapshot_at(key, name)).await?;
+            Ok(Snapshot { name, taken: kept.taken, verdict: kept.verdict, bytes: None })
         };
-        made.await.map_err(|e| e.during(OPERATION, key))?;
-        Ok(name)
+        made.await.map_err(|e: Failure| e.during(OPERATION, key))
     }
 
-    async fn snapshots(&self, key: &Key) -> Result<Vec<SnapshotName>, VolumeError> {
+    async fn snapshots(&self, key: &Key) -> Result<Vec<Snapshot>, VolumeError> {
         const OPERATION: &str = "list the snapshots of";
-        self.require(OPERATION, key).await?;
-        let names = blocking(&self.home(key).join(SNAPSHOTS), names_in);
-        names.await.map_err(|e| e.during(OPERATION, key))
+        let (_, record) = self.require(OPERATION, key).await?;
+        let listed = blocking(&self.home(key), move |home| history(home, &record));
+        listed.await.map_err(|e| e.during(OPERATION, key))
     }
 
-    async fn destroy_snapshot(&self, key: &Key, snapshot: &SnapshotName) -> Result<(), VolumeError> {
+    async fn written_since(&self, key: &Key, snapshot: SnapshotName) -> Result<Option<bool>, VolumeError> {
+        const OPERATION: &str = "look for changes of";
+        let (volume, _) = self.require(OPERATION, key).await?;
+        let path = self.require_snapshot(OPERATION, key, snapshot).await?;
+        let looked = self.medium.written_since(&volume.path, &path);
+        looked.await.map_err(|e| e.during(OPERATION, key))
+    }
+
+    async fn judge(&self, key: &Key, snapshot: SnapshotName, verdict: Verdict) -> Result<(), VolumeError> {
+        const OPERATION: &str = "judge a snapshot of";
         let _locked = self.locks.lock(key).await;
-        let (path, half) = (self.snapshot_path(key, *snapshot), self.home(key).join(SNAPSHOTS));
+        let (_, mut record) = self.require(OPERATION, key).await?;
+        self.require_snapshot(OPERATION, key, snapshot).await?;
+        let judged = async {
+            let known = record.clone();
+            let history = blocking(&self.home(key), move |home| history(home, &known)).await?;
+            let taken = history.iter().find(|found| found.name == snapshot).map(|found| found.taken);
+            let kept = Kept { taken: taken.unwrap_or_else(|| self.clock.now()), verdict };
+            if record.snapshots.insert(snapshot.sequence(), kept) == Some(kept) {
+                return Ok(());
+            }
+            self.write_record(key, record).await
+        };
+        judged.await.map_err(|e| e.during(OPERATION, key))
+    }
+
+    async fn snapshot_path(&self, key: &Key, snapshot: SnapshotName) -> Result<PathBuf, VolumeError> {
+        const OPERATION: &str = "look at a snapshot of";
+        self.require(OPERATION, key).await?;
+        self.require_snapshot(OPERATION, key, snapshot).await
+    }
+
+    async fn destroy_snapshot(&self, key: &Key, snapshot: SnapshotName) -> Result<(), VolumeError> {
+        const OPERATION: &str = "destroy a snapshot of";
+        let _locked = self.locks.lock(key).await;
+        let Some((_, record)) = self.find(OPERATION, key).await? else { return Ok(()) };
+        let (path, half) = (self.snapshot_at(key, snapshot), self.home(key).join(SNAPSHOTS));
         let half = half.join(format!("{HALF}{snapshot}"));
         let destroyed = async {
+            self.settle(key, record).await?;
             retire(&path, &half).await?;
             self.medium.remove(&half).await
         };
-        destroyed.await.map_err(|e| e.during("destroy a snapshot of", format!("{key}@{snapshot}")))
+        destroyed.await.map_err(|e| e.during(OPERATION, format!("{key}@{snapshot}")))
     }
 
     async fn clone_snapshot(
         &self,
         source: &Key,
-        snapshot: &SnapshotName,
+        snapshot: SnapshotName,
         target: &Key,
         properties: &Properties,
     ) -> Result<Volume, VolumeError> {
         const OPERATION: &str = "clone";
         let _locked = self.locks.lock_both(source, target).await;
-        let origin = Origin { key: source.clone(), snapshot: snapshot.sequence() };
-        if let Some((volume, record)) = self.find(OPERATION, target).await? {
-            let again = record.origin.as_ref() == Some(&origin);
-            return if again {
-                Ok(volume)
-            } else {
-                Err(VolumeError::Exists { operation: OPERATION, name: target.to_string() })
-            };
+        let origin = Origin { key: source.clone(), snapshot: Some(snapshot.sequence()) };
+        if let Some(volume) = self.derived(OPERATION, target, &origin).await? {
+            return Ok(volume);
         }
         let (_, parent) = self.require(OPERATION, source).await?;
-        let from = self.snapshot_path(source, *snapshot);
-        if !exists(&from).await.map_err(|e| e.during(OPERATION, source))? {
-            return Err(VolumeError::Missing { operation: OPERATION, name: format!("{source}@{snapshot}") });
-        }
+        let from = self.require_snapshot(OPERATION, source, snapshot).await?;
         let record = Record::new(target, properties, parent.size, Some(origin));
-        self.build(target, record, Some(&from)).await.map_err(|e| e.during(OPERATION, target))?;
+        let built = self.build(target, self.home(target), record, Some(&from));
+        built.await.map_err(|e| e.during(OPERATION, target))?;
         Ok(self.require(OPERATION, target).await?.0)
+    }
+
+    async fn fork(&self, source: &Key, target: &Key, properties: &Properties) -> Result<Volume, VolumeError> {
+        const OPERATION: &str = "fork";
+        let _locked = self.locks.lock_both(source, target).await;
+        let origin = Origin { key: source.clone(), snapshot: None };
+        if let Some(volume) = self.derived(OPERATION, target, &origin).await? {
+            return Ok(volume);
+        }
+        let (parent, of_parent) = self.require(OPERATION, source).await?;
+        let instant = self.medium.copies_are_instant();
+        let _quiet = if instant { None } else { self.hold(OPERATION, source, &parent).await? };
+        let record = Record::new(target, properties, of_parent.size, Some(origin));
+        let built = self.build(target, self.home(target), record, Some(&parent.path));
+        built.await.map_err(|e| e.during(OPERATION, target))?;
+        Ok(self.require(OPERATION, target).await?.0)
+    }
+
+    async fn rollback(&self, key: &Key, snapshot: SnapshotName) -> Result<TrashName, VolumeError> {
+        const OPERATION: &str = "roll back";
+        let _locked = self.locks.lock(key).await;
+        let (volume, record) = self.require_settled(OPERATION, key).await?;
+        self.require_snapshot(OPERATION, key, snapshot).await?;
+        let _quiet = self.hold(OPERATION, key, &volume).await?;
+        let exchanged = self.go_back(key, snapshot, record).await.map_err(|e| e.during(OPERATION, key))?;
+        if let Err(error) = self.require_settled(OPERATION, key).await {
+            // It is rolled back; older snapshots that did not come along yet do so before anything else happens to it.
+            tracing::warn!(%key, %error, "older snapshots of a volume that was rolled back are still in the trash");
+        }
+        Ok(exchanged)
     }
 
     async fn discard(&self, key: &Key) -> Result<TrashName, VolumeError> {
         const OPERATION: &str = "discard";
         let _locked = self.locks.lock(key).await;
-        let (volume, record) = self.require(OPERATION, key).await?;
+        let (volume, record) = self.require_settled(OPERATION, key).await?;
         let _quiet = self.hold(OPERATION, key, &volume).await?;
         let record = Record { discarded: Some(self.clock.now()), ..record };
-        self.write_record(key, record).await.map_err(|e| e.during(OPERATION, key))?;
-        let mut marker = self.marker.lock().await;
-        let next = Marker { last_trash: marker.last_trash + 1, ..marker.clone() };
-        let name = TrashName::new(key.clone(), next.last_trash);
-        let (trashed, path, written) = (self.trashed(&name), marker_path(&self.root), next.clone());
-        // Whatever becomes of this attempt, its number is used up.
-        *marker = next;
-        let moved = blocking(&self.home(key), move |home| {
-            files::write(&path, &written).map_err(|e| Failure::io(&path, e))?;
-            move_to(home, &trashed)
-        });
-        moved.await.map_err(|e| e.during(OPERATION, key))?;
-        Ok(name)
+        let moved = async {
+            self.write_record(key, record).await?;
+            let name = self.next_in_trash(key).await?;
+            let trashed = self.trashed(&name);
+            blocking(&self.home(key), move |home| move_to(home, &trashed)).await?;
+            Ok(name)
+        };
+        moved.await.map_err(|e: Failure| e.during(OPERATION, key))
     }
 
     async fn trash(&self) -> Result<Vec<Trashed>, VolumeError> {
@@ -400,7 +480,9 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         let key = trashed.key();
         let _locked = self.locks.lock(key).await;
         let (from, to) = (self.trashed(trashed), self.home(key));
-        if !exists(&from).await.map_err(|e| e.during(OPERATION, trashed))? {
+        let wanted = trashed.clone();
+        let described = blocking(&from, move |from| describe(from, wanted)).await;
+        if described.map_err(|e| e.during(OPERATION, trashed))?.is_none() {
             return Err(VolumeError::Missing { operation: OPERATION, name: trashed.to_string() });
         }
         if exists(&to).await.map_err(|e| e.during(OPERATION, trashed))? {
@@ -417,18 +499,22 @@ impl<M: Medium> VolumeEngine for Tree<M> {
     }
 
     async fn purge(&self, trashed: &TrashName) -> Result<(), VolumeError> {
+        const OPERATION: &str = "purge";
         let _locked = self.locks.lock(trashed.key()).await;
+        if let Ok(Some((_, record))) = self.find(OPERATION, trashed.key()).await {
+            self.settle(trashed.key(), record).await.map_err(|e| e.during(OPERATION, trashed))?;
+        }
         let half = self.root.join(TRASH).join(format!("{HALF}{trashed}"));
         let purged = async {
             retire(&self.trashed(trashed), &half).await?;
             self.remove_home(&half).await
         };
-        purged.await.map_err(|e| e.during("purge", trashed))
+        purged.await.map_err(|e| e.during(OPERATION, trashed))
     }
 }
 
 /// Renames durably, never over something.
-fn move_to(from: &Path, to: &Path) -> Result<(), Failure> {
+pub(super) fn move_to(from: &Path, to: &Path) -> Result<(), Failure> {
     rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(|e| Failure::io(to, e))?;
     for directory in [from.parent(), to.parent()].into_iter().flatten() {
         files::sync_directory(directory).map_err(|e| Failure::io(directory, e))?;
@@ -452,7 +538,7 @@ async fn retire(path: &Path, half: &Path) -> Result<(), Failure> {
 }
 
 /// Keeps daemons out of a cache. `None` when none has ever been in there.
-fn hold_cache(cache: &Path) -> Result<Option<Held>, Failure> {
+pub(super) fn hold_cache(cache: &Path) -> Result<Option<Held>, Failure> {
     match occupancy::keep_daemon_out(cache).map_err(|e| Failure::io(cache, e))? {
         Occupancy::Free(held) => Ok(held),
         Occupancy::Taken => Err(Failure::Busy { holder: "its buildkitd, which must be stopped first".to_owned() }),
