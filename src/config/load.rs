@@ -170,7 +170,11 @@ impl Config {
                 return value("volumes.dataset", &"", "engine zfs needs one: name a dataset, as tank/kiln/cache");
             }
             (EngineKind::Dir | EngineKind::Btrfs, Some(dataset)) => {
-                return value("volumes.dataset", dataset, "only engine zfs has one: set volumes.engine, or leave it out");
+                return value(
+                    "volumes.dataset",
+                    dataset,
+                    "only engine zfs has one: set volumes.engine, or leave it out",
+                );
             }
             _ => {}
         }

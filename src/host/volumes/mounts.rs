@@ -108,7 +108,8 @@ impl ZfsRoot {
         std::env::var("KILN_TEST_ZFS").is_ok().then_some(())?;
         let directory = tempfile::tempdir().expect("a directory");
         let name = format!("kt{}", directory.path().file_name().expect("a name").to_string_lossy().replace('.', ""));
-        let files: Vec<String> = (0..files).map(|number| directory.path().join(number.to_string()).display().to_string()).collect();
+        let files: Vec<String> =
+            (0..files).map(|number| directory.path().join(number.to_string()).display().to_string()).collect();
         for file in &files {
             std::fs::File::create(file).and_then(|file| file.set_len(256 << 20)).expect("a sparse file");
         }
@@ -154,8 +155,11 @@ impl ZfsRoot {
 
 impl Drop for ZfsRoot {
     fn drop(&mut self) {
-        let args: &[&str] =
-            if self.pool.is_some() { &["zpool", "destroy", "-f", self.pool()] } else { &["zfs", "destroy", "-Rf", &self.dataset] };
+        let args: &[&str] = if self.pool.is_some() {
+            &["zpool", "destroy", "-f", self.pool()]
+        } else {
+            &["zfs", "destroy", "-Rf", &self.dataset]
+        };
         let output = Command::new(args[0]).args(&args[1..]).output().expect("started");
         if !output.status.success() {
             eprintln!("{args:?}: {}", String::from_utf8_lossy(&output.stderr).trim());

@@ -93,14 +93,22 @@ async fn mount_root(zfs: &Zfs, root: &Root, base: &Path) -> Result<(), VolumeErr
 fn suits(facts: Option<&Facts>, root: &Root, base: &Path) -> Result<(), VolumeError> {
     let shown = base.display();
     let Some(facts) = facts else {
-        return Err(unusable(root, "there is no such dataset", &format!("create it: zfs create -p -o mountpoint={shown} {root}")));
+        return Err(unusable(
+            root,
+            "there is no such dataset",
+            &format!("create it: zfs create -p -o mountpoint={shown} {root}"),
+        ));
     };
     if !facts.is("type", "filesystem") {
         return Err(unusable(root, "it is a volume and not a file system", "name another dataset in volumes.dataset"));
     }
     if facts.is("keystatus", "unavailable") {
         let top = facts.text("encryptionroot").unwrap_or(root.as_str());
-        return Err(unusable(root, "it is encrypted and its key is not loaded", &format!("load it: zfs load-key {top}")));
+        return Err(unusable(
+            root,
+            "it is encrypted and its key is not loaded",
+            &format!("load it: zfs load-key {top}"),
+        ));
     }
     let mountpoint = facts.text("mountpoint").unwrap_or("none");
     if mountpoint != base.to_string_lossy() {

@@ -51,10 +51,12 @@ impl Zfs {
     }
 
     #[cfg(test)]
-    fn burn(&self) -> Result<(), Fault> {
+    pub(super) fn burn(&self) -> Result<(), Fault> {
         use std::sync::atomic::Ordering::SeqCst;
 
-        let spent = self.fuse.fetch_update(SeqCst, SeqCst, |left| if left == usize::MAX { Some(left) } else { left.checked_sub(1) });
+        let spent = self
+            .fuse
+            .fetch_update(SeqCst, SeqCst, |left| if left == usize::MAX { Some(left) } else { left.checked_sub(1) });
         spent.map(drop).map_err(|_| Fault::unusable("the test ends here", "none"))
     }
 
@@ -78,7 +80,9 @@ impl Zfs {
                 format!("there is no pool {pool}, or it is not imported"),
                 format!("import it: zpool import {pool}"),
             )),
-            Some("SUSPENDED") => Err(Fault::unusable(format!("pool {pool} is suspended"), format!("{SUSPENDED} {pool}"))),
+            Some("SUSPENDED") => {
+                Err(Fault::unusable(format!("pool {pool} is suspended"), format!("{SUSPENDED} {pool}")))
+            }
             Some(_) => Ok(()),
         }
     }

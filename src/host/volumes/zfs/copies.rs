@@ -8,9 +8,10 @@ use kiln_domain::cache::SnapshotName;
 
 use super::super::{Volume, VolumeError};
 use super::dataset::{Birth, Found, TAKEN, cache_path, io, settings, with_key};
-use super::engine::{ZfsEngine, drop_passing};
+use super::engine::ZfsEngine;
 use super::fault::Fault;
 use super::names::{seed_of, snapshot_of};
+use super::sweep::drop_passing;
 use super::verbs::Setting;
 use crate::host::Properties;
 
@@ -35,7 +36,12 @@ impl ZfsEngine {
         self.clone_from(OPERATION, &from, target, properties, &parent, origin).await
     }
 
-    pub(super) async fn fork_of(&self, source: &Key, target: &Key, properties: &Properties) -> Result<Volume, VolumeError> {
+    pub(super) async fn fork_of(
+        &self,
+        source: &Key,
+        target: &Key,
+        properties: &Properties,
+    ) -> Result<Volume, VolumeError> {
         const OPERATION: &str = "fork";
         /// Seeds of one name, from a clock that stands still or goes back, are passed over.
         const ATTEMPTS: i64 = 64;
@@ -87,6 +93,10 @@ impl ZfsEngine {
         let cloned = self.verbs.clone_snapshot(snapshot, &self.root.live(target), &settings).await;
         cloned.map_err(|e| e.during(operation, target))?;
         self.mounted(operation, target).await?;
-        Ok(Volume { key: target.clone(), path: cache_path(&self.base, target), properties: with_key(target, properties) })
+        Ok(Volume {
+            key: target.clone(),
+            path: cache_path(&self.base, target),
+            properties: with_key(target, properties),
+        })
     }
 }

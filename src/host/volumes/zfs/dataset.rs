@@ -36,8 +36,20 @@ pub(super) const VERDICT: &str = "kiln:verdict";
 
 /// What is read of a volume.
 pub(super) const VOLUME: [&str; 14] = [
-    "type", "mountpoint", "canmount", "origin", "refquota", "referenced", "written", "usedbysnapshots", "available", KEY,
-    PROPERTIES, LAST_SNAPSHOT, ORIGIN, DISCARDED,
+    "type",
+    "mountpoint",
+    "canmount",
+    "origin",
+    "refquota",
+    "referenced",
+    "written",
+    "usedbysnapshots",
+    "available",
+    KEY,
+    PROPERTIES,
+    LAST_SNAPSHOT,
+    ORIGIN,
+    DISCARDED,
 ];
 
 /// What is read of a snapshot.
@@ -214,8 +226,13 @@ mod tests {
     fn what_is_written_is_read_back() {
         let given: Properties = [("repo".to_owned(), "r".to_owned())].into();
         let (key, base) = (key(), Path::new("/srv/k"));
-        let birth =
-            Birth { key: &key, properties: &given, size: Some(5 << 30), origin: Some("p1@x".to_owned()), last_snapshot: 3 };
+        let birth = Birth {
+            key: &key,
+            properties: &given,
+            size: Some(5 << 30),
+            origin: Some("p1@x".to_owned()),
+            last_snapshot: 3,
+        };
         let arguments: Vec<String> = settings(base, &birth).expect("short").iter().map(Setting::argument).collect();
         let has = |text: &str| assert!(arguments.iter().any(|argument| argument == text), "{text} in {arguments:?}");
         has("mountpoint=/srv/k/live/pbcce5b6205652dd7");

@@ -6,20 +6,20 @@ use std::sync::Arc;
 use kiln_domain::Key;
 
 use super::super::command::Failure;
-use super::super::listing::{CACHE, LIVE, TRASH};
+use super::super::listing::{CACHE, TRASH};
 use super::super::root::unusable;
 use super::super::tree::blocking;
 use super::super::{TrashName, Volume, VolumeError};
 use super::claim::{Claimed, claim};
-use super::cli::{Below, Zfs};
-use super::dataset::{Found, INTENT, KEY, LAST_TRASH, TAKEN, VOLUME, io, mountpoint};
+use super::cli::Zfs;
+use super::dataset::{Found, INTENT, LAST_TRASH, VOLUME, io, mountpoint};
 use super::fault::Fault;
-use super::names::{Root, is_passing};
+use super::mounts;
+use super::names::Root;
 use super::rows::Facts;
 use super::verbs::{Setting, Verbs};
-use super::mounts;
 use crate::clock::Clock;
-use crate::host::files::{self, HALF};
+use crate::host::files;
 use crate::host::key_locks::KeyLocks;
 use crate::host::occupancy::Held;
 
@@ -53,11 +53,12 @@ impl ZfsEngine {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, VolumeError> {
         let root = Root::parse(dataset).ok_or_else(|| {
-            let remedy = "give the name of a file system of ZFS, as tank/kiln/cache: at most 95 of A-Z a-z 0-9 - _ . : and /";
+            let remedy =
+                "give the name of a file system of ZFS, as tank/kiln/cache: at most 95 of A-Z a-z 0-9 - _ . : and /";
             unusable(Path::new(dataset), "it is not the name of a dataset", remedy)
         })?;
         let zfs = Zfs::find(search, root.pool())?;
-        let verbs = Arc::new(zfs.clone());
+        let verbs = verbs(&zfs);
         Self::open(root, base, zfs, verbs, clock).await
     }
 
@@ -84,50 +85,16 @@ impl ZfsEngine {
         Ok(engine)
     }
 
-    /// Takes up what a killed run left in the middle. What cannot be taken up now is met again when its key is asked for, or
-    /// costs space and nothing else; so it does not keep Kiln from starting.
-    async fn sweep(&self) -> Result<(), VolumeError> {
-        let fail = |fault: Fault| fault.during("open", &self.root);
-        let rows = self.zfs.list(&[KEY, INTENT], Below::Datasets(self.root.as_str(), 2)).await.map_err(fail)?;
-        for name in rows.iter().filter(|(_, facts)| facts.local(KEY).is_some()).map(|(name, _)| name) {
-            let name = self.root.relative(name).unwrap_or_default();
-            let half = |room: &str| name.strip_prefix(room)?.strip_prefix('/')?.strip_prefix(HALF);
-            let taken_up = if let Some(Ok(key)) = half(LIVE).map(str::parse::<Key>) {
-                tracing::info!(%key, "taking up a rollback that a killed run left half-done");
-                let _locked = self.locks.lock(&key).await;
-                self.find("roll back", &key).await.map(drop)
-            } else if let Some(Ok(trashed)) = half(TRASH).map(str::parse::<TrashName>) {
-                tracing::info!(%trashed, "freeing what a killed run left half-freed");
-                self.purge_entry(&trashed).await
-            } else {
-                continue;
-            };
-            if let Err(error) = taken_up {
-                tracing::warn!(name, %error, "a leftover cannot be taken up");
-            }
-        }
-        let snapshots = self.zfs.list(&["defer_destroy", TAKEN], Below::Snapshots(self.root.as_str(), 3)).await;
-        for (name, facts) in snapshots.map_err(fail)? {
-            let Some((dataset, snapshot)) = name.split_once('@') else { continue };
-            if is_passing(snapshot) && facts.local(TAKEN).is_some() && !facts.is("defer_destroy", "on") {
-                self.drop_passing(dataset, &[snapshot.to_owned()]).await;
-            }
-        }
-        Ok(())
-    }
-
-    /// Snapshots that are part of no history, and go with the clones that need them. One that stays costs space until the
-    /// next start.
-    pub(super) async fn drop_passing(&self, dataset: &str, names: &[String]) {
-        drop_passing(self.verbs.as_ref(), dataset, names).await;
-    }
-
     pub(super) async fn look(&self, operation: &'static str, key: &Key) -> Result<Seen, VolumeError> {
         let [seen] = self.look_at(operation, [key]).await?;
         Ok(seen)
     }
 
-    async fn look_at<const N: usize>(&self, operation: &'static str, keys: [&Key; N]) -> Result<[Seen; N], VolumeError> {
+    async fn look_at<const N: usize>(
+        &self,
+        operation: &'static str,
+        keys: [&Key; N],
+    ) -> Result<[Seen; N], VolumeError> {
         let names: Vec<String> = keys.iter().flat_map(|key| [self.root.live(key), self.root.half(key)]).collect();
         let properties: Vec<&str> = VOLUME.into_iter().chain([INTENT]).collect();
         let rows = self.zfs.get(&properties, &names).await;
@@ -214,7 +181,8 @@ impl ZfsEngine {
                 Some(there) if there == dataset => {}
                 Some(other) => return Err(unusable(&point, &format!("{other} is mounted there"), "unmount that")),
                 None => {
-                    let remedy = "see whether kilnd has a mount namespace of its own (PrivateMounts=), which it must not have";
+                    let remedy =
+                        "see whether kilnd has a mount namespace of its own (PrivateMounts=), which it must not have";
                     return Err(unusable(&point, &format!("{dataset} was mounted and is not"), remedy));
                 }
             }
@@ -266,16 +234,26 @@ impl ZfsEngine {
         let Fault::Busy(said) = fault else { return fault.during(operation, name) };
         let dataset = dataset.to_owned();
         let holders = tokio::task::spawn_blocking(move || mounts::holders_of(&dataset)).await.unwrap_or_default();
-        let holder = if holders.is_empty() { format!("somebody who cannot be found; ZFS says: {said}") } else { holders };
+        let holder =
+            if holders.is_empty() { format!("somebody who cannot be found; ZFS says: {said}") } else { holders };
         Fault::Busy(holder).during(operation, name)
     }
 }
 
-/// See [`ZfsEngine::drop_passing`].
-pub(super) async fn drop_passing(verbs: &dyn Verbs, dataset: &str, names: &[String]) {
-    if let Err(fault) = verbs.destroy_snapshots(dataset, names).await {
-        tracing::warn!(dataset, ?names, ?fault, "snapshots that nobody needs stay until the next start");
+#[cfg(feature = "libzetta")]
+fn verbs(zfs: &Zfs) -> Arc<dyn Verbs> {
+    match super::lzc::Lzc::new(zfs) {
+        Ok(lzc) => Arc::new(lzc),
+        Err(error) => {
+            tracing::warn!(error, "libzfs_core cannot be used, so the zfs command is");
+            Arc::new(zfs.clone())
+        }
     }
+}
+
+#[cfg(not(feature = "libzetta"))]
+fn verbs(zfs: &Zfs) -> Arc<dyn Verbs> {
+    Arc::new(zfs.clone())
 }
 
 /// In a dataset that is known to be mounted, so a cache that is not there has not been made yet.

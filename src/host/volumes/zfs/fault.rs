@@ -21,7 +21,10 @@ pub(super) enum Fault {
     /// What is asked for is less than what is used.
     TooSmall,
     /// Nothing can be done before somebody does something about it.
-    Unusable { why: String, remedy: String },
+    Unusable {
+        why: String,
+        remedy: String,
+    },
     Failed(Failure),
 }
 
@@ -37,7 +40,10 @@ impl Fault {
         if says(&["pool I/O is currently suspended", "pool is suspended"]) {
             Self::unusable("its pool is suspended", SUSPENDED)
         } else if says(&["key not loaded", "key is not loaded"]) {
-            Self::unusable("it is encrypted and its key is not loaded", "load it: zfs load-key -r, with the name of the dataset")
+            Self::unusable(
+                "it is encrypted and its key is not loaded",
+                "load it: zfs load-key -r, with the name of the dataset",
+            )
         } else if says(&["/dev/zfs", "modules are not loaded", "modules cannot be auto-loaded"]) {
             Self::unusable("the kernel has no OpenZFS", MODULE)
         } else if says(&["ermission denied", "peration not permitted", "must be run as root"]) {
@@ -114,21 +120,26 @@ mod tests {
             ("cannot create snapshot 'tank/x@s': dataset already exists", |f| matches!(f, Fault::Exists)),
             ("cannot destroy 'tank/x': dataset is busy", |f| matches!(f, Fault::Busy(_))),
             ("cannot unmount '/x': pool or dataset is busy", |f| matches!(f, Fault::Busy(_))),
-            ("cannot destroy 'tank/x': filesystem has children\nuse '-r' to destroy", |f| matches!(f, Fault::Needed(_))),
+            ("cannot destroy 'tank/x': filesystem has children\nuse '-r' to destroy", |f| {
+                matches!(f, Fault::Needed(_))
+            }),
             ("cannot destroy 'tank/x': filesystem has dependent clones", |f| matches!(f, Fault::Needed(_))),
             ("cannot create 'tank/x': out of space", |f| matches!(f, Fault::Full)),
             ("cannot set property for 'tank/x': size is less than current used or reserved space", |f| {
                 matches!(f, Fault::TooSmall)
             }),
-            ("cannot create 'tank/x': pool I/O is currently suspended", |f| {
-                matches!(f, Fault::Unusable { remedy, .. } if remedy.contains("zpool clear"))
-            }),
-            ("cannot mount 'tank/x': encryption key not loaded", |f| {
-                matches!(f, Fault::Unusable { remedy, .. } if remedy.contains("zfs load-key"))
-            }),
-            ("cannot create 'tank/x': encryption root's key is not loaded or provided", |f| {
-                matches!(f, Fault::Unusable { remedy, .. } if remedy.contains("zfs load-key"))
-            }),
+            (
+                "cannot create 'tank/x': pool I/O is currently suspended",
+                |f| matches!(f, Fault::Unusable { remedy, .. } if remedy.contains("zpool clear")),
+            ),
+            (
+                "cannot mount 'tank/x': encryption key not loaded",
+                |f| matches!(f, Fault::Unusable { remedy, .. } if remedy.contains("zfs load-key")),
+            ),
+            (
+                "cannot create 'tank/x': encryption root's key is not loaded or provided",
+                |f| matches!(f, Fault::Unusable { remedy, .. } if remedy.contains("zfs load-key")),
+            ),
             ("cannot create 'tank/x': pool is read-only", |f| matches!(f, Fault::Unusable { .. })),
             ("cannot mount '/x': failed to create mountpoint: Disk quota exceeded", |f| matches!(f, Fault::Full)),
             ("cannot create snapshots : out of space", |f| matches!(f, Fault::Full)),
@@ -137,12 +148,14 @@ mod tests {
                 matches!(f, Fault::Busy(_))
             }),
             ("cannot mount '/x': directory is not empty", |f| matches!(f, Fault::Unusable { .. })),
-            ("/dev/zfs and /proc/self/mounts are required.\nTry running 'udevadm trigger'", |f| {
-                matches!(f, Fault::Unusable { remedy, .. } if remedy.contains("modprobe zfs"))
-            }),
-            ("The ZFS modules cannot be auto-loaded.\nTry running 'modprobe zfs'", |f| {
-                matches!(f, Fault::Unusable { remedy, .. } if remedy.contains("modprobe zfs"))
-            }),
+            (
+                "/dev/zfs and /proc/self/mounts are required.\nTry running 'udevadm trigger'",
+                |f| matches!(f, Fault::Unusable { remedy, .. } if remedy.contains("modprobe zfs")),
+            ),
+            (
+                "The ZFS modules cannot be auto-loaded.\nTry running 'modprobe zfs'",
+                |f| matches!(f, Fault::Unusable { remedy, .. } if remedy.contains("modprobe zfs")),
+            ),
             ("cannot create 'tank/x': permission denied", |f| matches!(f, Fault::Unusable { .. })),
             ("internal error: odd", |f| matches!(f, Fault::Failed(Failure::Command { .. }))),
         ];

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use kiln_domain::Key;
 use kiln_domain::cache::{Snapshot, SnapshotName, Verdict};
 
-use super::super::listing::CACHE;
-use super::super::tree::blocking;
 use super::super::VolumeError;
 use super::super::command::Failure;
+use super::super::listing::CACHE;
+use super::super::tree::blocking;
 use super::cli::Below;
 use super::dataset::{LAST_SNAPSHOT, SNAPSHOT, TAKEN, VERDICT, mountpoint, snapshot};
 use super::engine::ZfsEngine;
@@ -74,7 +74,12 @@ impl ZfsEngine {
         Ok(bytes().await?.map(|bytes| bytes > 0))
     }
 
-    pub(super) async fn write_verdict(&self, key: &Key, name: SnapshotName, verdict: Verdict) -> Result<(), VolumeError> {
+    pub(super) async fn write_verdict(
+        &self,
+        key: &Key,
+        name: SnapshotName,
+        verdict: Verdict,
+    ) -> Result<(), VolumeError> {
         const OPERATION: &str = "judge a snapshot of";
         let _locked = self.locks.lock(key).await;
         self.require(OPERATION, key).await?;

@@ -17,7 +17,12 @@ use crate::host::files::HALF;
 const LISTED: [&str; 5] = ["type", "canmount", KEY, PROPERTIES, INTENT];
 
 impl ZfsEngine {
-    pub(super) async fn make(&self, key: &Key, properties: &Properties, size: Option<u64>) -> Result<Volume, VolumeError> {
+    pub(super) async fn make(
+        &self,
+        key: &Key,
+        properties: &Properties,
+        size: Option<u64>,
+    ) -> Result<Volume, VolumeError> {
         const OPERATION: &str = "create";
         let _locked = self.locks.lock(key).await;
         if let Some(found) = self.find(OPERATION, key).await? {
@@ -91,8 +96,8 @@ impl ZfsEngine {
         let names = [self.root.pool(), self.root.as_str()];
         let rows = self.zfs.get(&["used", "available"], &names).await.map_err(|e| e.during(OPERATION, "all"))?;
         let measured = |facts: &Facts| Some((facts.number("used")?, facts.number("available")?));
-        let (used, available) = fuller(rows.values().filter_map(measured))
-            .ok_or_else(|| Fault::Absent.during(OPERATION, &self.root))?;
+        let (used, available) =
+            fuller(rows.values().filter_map(measured)).ok_or_else(|| Fault::Absent.during(OPERATION, &self.root))?;
         Ok(Fullness { bytes_used: used, bytes_total: used.saturating_add(available), ..Fullness::default() })
     }
 
@@ -173,7 +178,9 @@ mod tests {
 
     #[test]
     fn what_is_in_the_root() {
-        let ours = format!("x\ttype\tfilesystem\t-\nx\t{KEY}\tpbcce5b6205652dd7\tlocal\nx\t{PROPERTIES}\t{{\"key\":\"pbcce5b6205652dd7\"}}\tlocal\n");
+        let ours = format!(
+            "x\ttype\tfilesystem\t-\nx\t{KEY}\tpbcce5b6205652dd7\tlocal\nx\t{PROPERTIES}\t{{\"key\":\"pbcce5b6205652dd7\"}}\tlocal\n"
+        );
         let nobodys = "x\ttype\tfilesystem\t-\nx\tkiln:key\tpbcce5b6205652dd7\tinherited from t\n".to_owned();
         let half = format!("{ours}x\t{INTENT}\trollback\tlocal\n");
         let seen = |name: &str, printed: &str| {

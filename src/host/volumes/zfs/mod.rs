@@ -10,9 +10,9 @@
 //! | file | what it does |
 //! |---|---|
 //! | `names`, `text`, `rows`, `dataset` | what things are called, and what is written on them and read back |
-//! | `cli`, `verbs`, `fault` | the ways into ZFS, and what they end with |
+//! | `cli`, `verbs`, `fault` | the ways into ZFS, and what they end with; `lzc` is the second one, with the feature `libzetta` |
 //! | `version`, `claim` | whether this OpenZFS, pool and root will do |
-//! | `engine`, `mounts` | finding a volume, and having it mounted |
+//! | `engine`, `mounts`, `sweep` | finding a volume, having it mounted, and taking up what a killed run left |
 //! | `live`, `history`, `copies`, `rollback`, `trash` | the operations |
 //!
 //! Identity is in user properties `kiln:…`, and counts only where it was set on the very dataset. Made for OpenZFS 2.2 to 2.4.
@@ -34,10 +34,13 @@ mod engine;
 mod fault;
 mod history;
 mod live;
+#[cfg(feature = "libzetta")]
+mod lzc;
 mod mounts;
 mod names;
 mod rollback;
 mod rows;
+mod sweep;
 #[cfg(test)]
 mod tests;
 mod text;

@@ -29,7 +29,11 @@ pub(super) fn dataset_at(path: &Path) -> io::Result<Option<String>> {
 /// Where a dataset is mounted in our own namespace.
 pub(super) fn points_of(dataset: &str) -> io::Result<Vec<PathBuf>> {
     let mounts = parse(&std::fs::read("/proc/self/mountinfo")?);
-    Ok(mounts.into_iter().filter(|mount| mount.kind == "zfs" && mount.source == dataset).map(|mount| mount.point).collect())
+    Ok(mounts
+        .into_iter()
+        .filter(|mount| mount.kind == "zfs" && mount.source == dataset)
+        .map(|mount| mount.point)
+        .collect())
 }
 
 /// Who uses a dataset: processes that work in it or have files of it open, and other mount namespaces that it is mounted in.
@@ -63,7 +67,8 @@ pub(super) fn holders_of(dataset: &str) -> String {
 
 fn processes() -> Vec<(u32, PathBuf)> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let numbered = entries.flatten().filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())));
+    let numbered =
+        entries.flatten().filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path())));
     let mut processes: Vec<(u32, PathBuf)> = numbered.collect();
     processes.sort();
     processes

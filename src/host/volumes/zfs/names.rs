@@ -106,7 +106,9 @@ mod tests {
             assert_eq!(Root::parse(name).expect(name).as_str(), name);
         }
         let long = format!("tank/{}", "x".repeat(100));
-        for name in ["", "/tank", "tank/", "tank//x", "9tank", "tank/x@y", "tank/x y", "tank/..", "-o", "tank/\n", &long] {
+        for name in
+            ["", "/tank", "tank/", "tank//x", "9tank", "tank/x@y", "tank/x y", "tank/..", "-o", "tank/\n", &long]
+        {
             assert_eq!(Root::parse(name), None, "{name:?} was taken for a dataset");
         }
     }

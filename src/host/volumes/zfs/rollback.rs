@@ -69,7 +69,8 @@ impl ZfsEngine {
             return Err(VolumeError::Foreign { operation: OPERATION, key: key.clone(), found });
         }
         if let Some(live) = live {
-            let promoted = live.text("origin").and_then(|origin| origin.split_once('@')).is_some_and(|(of, _)| of == name);
+            let promoted =
+                live.text("origin").and_then(|origin| origin.split_once('@')).is_some_and(|(of, _)| of == name);
             if !promoted {
                 return self.zfs.destroy(&name).await.map_err(|e| e.during(OPERATION, key));
             }

@@ -122,7 +122,10 @@ async fn zfs_mounts_a_cache_again_after_a_reboot_and_shows_none_that_is_not_moun
         tool("zfs", &["set", change, &dataset]);
         assert_eq!(engine.get(&key()).await.expect(change), Some(volume.clone()));
         assert_eq!(read(&volume, "file").as_deref(), Some("kept"), "{change}");
-        assert_eq!(root.get("mountpoint", &format!("live/{}", key())), root.path.join("live").join(key().as_str()).display().to_string());
+        assert_eq!(
+            root.get("mountpoint", &format!("live/{}", key())),
+            root.path.join("live").join(key().as_str()).display().to_string()
+        );
     }
 }
 
@@ -153,7 +156,8 @@ async fn zfs_never_touches_a_snapshot_of_somebody_else() {
     let engine = open(&root).await;
     let strangers = || {
         let listed = tool("zfs", &["list", "-H", "-r", "-t", "snapshot", "-o", "name", &root.dataset]);
-        let of_them = |name: &&str| ["@daily", "@kiln-000002", "@kiln-seed-by-hand"].iter().any(|end| name.ends_with(end));
+        let of_them =
+            |name: &&str| ["@daily", "@kiln-000002", "@kiln-seed-by-hand"].iter().any(|end| name.ends_with(end));
         listed.lines().filter(of_them).count()
     };
     assert_eq!(strangers(), 3, "no sweep took them");
@@ -238,7 +242,11 @@ async fn zfs_tells_where_the_bytes_are_and_how_full_it_is() {
     let snapshot = engine.snapshot(&key()).await.expect("a snapshot");
     std::fs::remove_file(volume.path.join("a")).expect("removed");
     std::fs::write(volume.path.join("b"), &noise).expect("written");
-    assert_eq!(engine.written_since(&key(), snapshot.name).await.expect("looked"), Some(true), "before it is on the disk");
+    assert_eq!(
+        engine.written_since(&key(), snapshot.name).await.expect("looked"),
+        Some(true),
+        "before it is on the disk"
+    );
     tool("zpool", &["sync", root.pool()]);
     let after = engine.usage(&key()).await.expect("measured");
     assert!(after.snapshots.is_some_and(|bytes| bytes > 1 << 20), "{after:?}");

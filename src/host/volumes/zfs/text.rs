@@ -69,7 +69,17 @@ mod tests {
 
     #[test]
     fn what_is_not_ours_is_nothing() {
-        for text in ["", "-", "{}", "[]", "{\"key\":1}", "{\"key\":\"p\"", "{\"key\":\"%\"}", "{\"key\":\"%zz\"}", "{\"key\":\"%ff\"}"] {
+        for text in [
+            "",
+            "-",
+            "{}",
+            "[]",
+            "{\"key\":1}",
+            "{\"key\":\"p\"",
+            "{\"key\":\"%\"}",
+            "{\"key\":\"%zz\"}",
+            "{\"key\":\"%ff\"}",
+        ] {
             assert_eq!(decode(text), None, "{text:?} was taken for properties");
         }
     }

@@ -8,8 +8,8 @@
 use kiln_domain::Key;
 
 use super::super::listing::TRASH;
-use super::super::tree::hold_cache;
 use super::super::tree::blocking;
+use super::super::tree::hold_cache;
 use super::super::{TrashName, Trashed, Volume, VolumeError};
 use super::cli::Below;
 use super::dataset::{DISCARDED, Found, KEY, PROPERTIES, SNAPSHOT, TAKEN, discarded, mountpoint};
@@ -159,7 +159,9 @@ impl ZfsEngine {
         for (full, facts) in snapshots {
             let Some((_, name)) = full.split_once('@') else { continue };
             if facts.local(TAKEN).is_none() {
-                return Err(busy(format!("the snapshot {full}, which is not Kiln's: zfs destroy it if nobody needs it")));
+                return Err(busy(format!(
+                    "the snapshot {full}, which is not Kiln's: zfs destroy it if nobody needs it"
+                )));
             }
             if facts.number("userrefs").is_some_and(|holds| holds > 0) {
                 let holds = self.zfs.holds(&full).await.map_err(fail)?.join(", ");
@@ -185,7 +187,8 @@ impl ZfsEngine {
     /// See above. Each step leaves something that the next attempt can go on with.
     async fn free(&self, dying: &str, trashed: &TrashName, pinned: Vec<Pinned>) -> Result<(), Fault> {
         let mut moved = Vec::new();
-        let (needed, free): (Vec<Pinned>, Vec<Pinned>) = pinned.into_iter().partition(|snapshot| !snapshot.clones.is_empty());
+        let (needed, free): (Vec<Pinned>, Vec<Pinned>) =
+            pinned.into_iter().partition(|snapshot| !snapshot.clones.is_empty());
         let free: Vec<String> = free.into_iter().map(|snapshot| snapshot.name).collect();
         self.verbs.destroy_snapshots(dying, &free).await?;
         if let Some(heir) = needed.last().map(|youngest| self.heir(&youngest.clones)) {

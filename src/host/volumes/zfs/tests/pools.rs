@@ -6,7 +6,11 @@ use super::*;
 async fn zfs_works_on_a_degraded_pool() {
     let Some(root) = ZfsRoot::on_a_pool(2, &[]) else { return };
     let second = tool("zpool", &["list", "-HPv", "-o", "name", root.pool()]);
-    let second = second.lines().rev().find_map(|line| line.trim().split('\t').next().filter(|n| n.starts_with('/'))).expect("a file");
+    let second = second
+        .lines()
+        .rev()
+        .find_map(|line| line.trim().split('\t').next().filter(|n| n.starts_with('/')))
+        .expect("a file");
     tool("zpool", &["offline", root.pool(), second]);
     let engine = open(&root).await;
     let volume = engine.create(&key(), &given(), None).await.expect("created");
@@ -70,7 +74,8 @@ async fn zfs_names_the_key_that_is_not_loaded() {
 async fn zfs_refuses_a_pool_that_is_imported_read_only() {
     let Some(root) = ZfsRoot::on_a_pool(1, &[]) else { return };
     let file = tool("zpool", &["list", "-HPv", "-o", "name", root.pool()]);
-    let file = file.lines().find_map(|line| line.trim().split('\t').next().filter(|n| n.starts_with('/'))).expect("a file");
+    let file =
+        file.lines().find_map(|line| line.trim().split('\t').next().filter(|n| n.starts_with('/'))).expect("a file");
     let directory = Path::new(file).parent().expect("in a directory").display().to_string();
     tool("zpool", &["export", root.pool()]);
     tool("zpool", &["import", "-o", "readonly=on", "-d", &directory, root.pool()]);
@@ -82,7 +87,9 @@ async fn zfs_refuses_a_pool_that_is_imported_read_only() {
 #[tokio::test]
 async fn zfs_does_not_wait_for_a_pool_that_is_suspended() {
     // On a file system that is too small for it, so that its writes fail.
-    let Some(small) = super::super::super::mounts::Mount::new(&["-t", "tmpfs", "-o", "size=96m", "none"]) else { return };
+    let Some(small) = super::super::super::mounts::Mount::new(&["-t", "tmpfs", "-o", "size=96m", "none"]) else {
+        return;
+    };
     if std::env::var("KILN_TEST_ZFS").is_err() {
         return;
     }

@@ -29,11 +29,17 @@ async fn zfs_takes_nobody_s_dataset_for_a_volume() {
         ] {
             let text = format!("{error:?}");
             // Of a value with a line end in it nothing is known, not even that much.
-            assert!(matches!(error, Some(VolumeError::Foreign { .. } | VolumeError::Command { .. })), "{args:?}: {text}");
+            assert!(
+                matches!(error, Some(VolumeError::Foreign { .. } | VolumeError::Command { .. })),
+                "{args:?}: {text}"
+            );
         }
         assert!(engine.list().await.expect("listed").is_empty());
         let found = engine.found().await.expect("found");
-        assert_eq!(found.iter().map(|f| (f.name.as_str(), &f.key)).collect::<Vec<_>>(), [(format!("live/{}", key()).as_str(), &None)]);
+        assert_eq!(
+            found.iter().map(|f| (f.name.as_str(), &f.key)).collect::<Vec<_>>(),
+            [(format!("live/{}", key()).as_str(), &None)]
+        );
         tool("zfs", &["destroy", &dataset]);
     }
     let by_hand = format!("{}/trash/{}.000001", root.dataset, key());
@@ -69,10 +75,8 @@ async fn zfs_names_who_is_in_a_cache() {
     sleeper.kill().and_then(|()| sleeper.wait()).expect("ended");
 
     // Another mount namespace, as of a container that somebody forgot.
-    let mut other = Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "sleep", "600"])
-        .spawn()
-        .expect("started");
+    let mut other =
+        Command::new("unshare").args(["--mount", "--propagation", "private", "sleep", "600"]).spawn().expect("started");
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
     // Until then what is unmounted here is unmounted there, too.
     let comm = format!("/proc/{}/comm", other.id());
