@@ -17,7 +17,7 @@ export KILN_TEST_ZFS=tank/engine
 mapfile -t tests < <("$GUEST_BIN/kiln-tests" --list 2>/dev/null | sed -n 's/^\(host::volumes::.*zfs.*\): test$/\1/p')
 same "there are tests of the engine" yes "$([[ ${#tests[@]} -gt 10 ]] && echo yes || echo "${#tests[@]}")"
 for test in "${tests[@]}"; do
-    if timeout 300 "$GUEST_BIN/kiln-tests" --exact "$test" --nocapture >/run/zfs-test 2>&1; then
+    if timeout 900 "$GUEST_BIN/kiln-tests" --exact "$test" --nocapture >/run/zfs-test 2>&1; then
         if grep -q '^skipped: ' /run/zfs-test; then failed "$test: $(grep -m1 '^skipped: ' /run/zfs-test)"; else ok "${test##*::}"; fi
         sed -n "s/^figure: /$GUEST_CASE: /p" /run/zfs-test
     else
