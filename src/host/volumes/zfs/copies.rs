@@ -7,7 +7,7 @@ use kiln_domain::Key;
 use kiln_domain::cache::SnapshotName;
 
 use super::super::{Volume, VolumeError};
-use super::dataset::{Birth, Found, TAKEN, cache_path, io, settings, with_key};
+use super::dataset::{Birth, Found, TAKEN, at_least, cache_path, io, settings, with_key};
 use super::engine::ZfsEngine;
 use super::fault::Fault;
 use super::names::{seed_of, snapshot_of};
@@ -31,9 +31,11 @@ impl ZfsEngine {
             return self.again(OPERATION, &found, &origin).await;
         }
         let parent = parent.ok_or_else(|| Fault::Absent.during(OPERATION, source))?;
-        self.require_snapshot(OPERATION, source, snapshot).await?;
+        let holds = self.require_snapshot(OPERATION, source, snapshot).await?;
+        // It may hold more than its volume may by now, and ZFS gives nothing a size below what it holds.
+        let size = parent.size().map(|size| if size > holds { size } else { at_least(holds) });
         let from = snapshot_of(&self.root.live(source), snapshot);
-        self.clone_from(OPERATION, &from, target, properties, &parent, origin).await
+        self.clone_from(OPERATION, &from, target, properties, size, origin).await
     }
 
     pub(super) async fn fork_of(
@@ -63,7 +65,7 @@ impl ZfsEngine {
                 Err(fault) => return Err(fault.during(OPERATION, source)),
             }
         }
-        let made = self.clone_from(OPERATION, &seed, target, properties, &parent, origin).await;
+        let made = self.clone_from(OPERATION, &seed, target, properties, parent.size(), origin).await;
         if let Some((_, name)) = seed.split_once('@') {
             let (verbs, name) = (self.verbs.clone(), name.to_owned());
             // Nobody has to wait for that: it costs a transaction of its own, and what is cut off here is done at the next start.
@@ -85,10 +87,10 @@ impl ZfsEngine {
         snapshot: &str,
         target: &Key,
         properties: &Properties,
-        parent: &Found,
+        size: Option<u64>,
         origin: String,
     ) -> Result<Volume, VolumeError> {
-        let birth = Birth { key: target, properties, size: parent.size(), origin: Some(origin), last_snapshot: 0 };
+        let birth = Birth { key: target, properties, size, origin: Some(origin), last_snapshot: 0 };
         let settings = settings(&self.base, &birth).map_err(|e| io(operation, &self.base, e))?;
         let cloned = self.verbs.clone_snapshot(snapshot, &self.root.live(target), &settings).await;
         cloned.map_err(|e| e.during(operation, target))?;

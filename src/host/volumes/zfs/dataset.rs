@@ -53,7 +53,7 @@ pub(super) const VOLUME: [&str; 14] = [
 ];
 
 /// What is read of a snapshot.
-pub(super) const SNAPSHOT: [&str; 6] = ["used", "clones", "defer_destroy", "userrefs", TAKEN, VERDICT];
+pub(super) const SNAPSHOT: [&str; 7] = ["used", "referenced", "clones", "defer_destroy", "userrefs", TAKEN, VERDICT];
 
 pub(super) const ROLLBACK: &str = "rollback";
 
@@ -79,6 +79,11 @@ pub(super) struct Birth<'a> {
 /// does not exist, and never an empty cache; and no instance sees `.zfs`.
 pub(super) fn mountpoint(base: &Path, key: &Key) -> PathBuf {
     base.join(LIVE).join(key.as_str())
+}
+
+/// For a volume that holds so much, and a tenth of that: a daemon cannot even start on a full one, nor throw anything away.
+pub(super) fn at_least(holds: u64) -> u64 {
+    holds.saturating_add(holds / 10)
 }
 
 /// What an instance gets.

@@ -66,12 +66,13 @@ impl ZfsEngine {
             let facts = self.zfs.look(&[&property], &dataset).await.map_err(fail)?;
             Ok::<_, VolumeError>(facts.and_then(|facts| facts.number(&property)))
         };
-        if let Some(0) = bytes().await? {
+        let mut written = bytes().await?;
+        if written == Some(0) {
             // What was written in the last seconds is not counted before it is on the disks.
             self.zfs.sync().await.map_err(fail)?;
-            return Ok(bytes().await?.map(|bytes| bytes > 0));
+            written = bytes().await?;
         }
-        Ok(bytes().await?.map(|bytes| bytes > 0))
+        Ok(written.map(|bytes| bytes > 0))
     }
 
     pub(super) async fn write_verdict(
@@ -130,15 +131,16 @@ impl ZfsEngine {
         self.zfs.look(&SNAPSHOT, &snapshot).await.map_err(|e| e.during(operation, format!("{key}@{name}")))
     }
 
-    /// That it is part of the history.
+    /// That it is part of the history; what it holds, in bytes.
     pub(super) async fn require_snapshot(
         &self,
         operation: &'static str,
         key: &Key,
         name: SnapshotName,
-    ) -> Result<(), VolumeError> {
+    ) -> Result<u64, VolumeError> {
         let facts = self.look_at_snapshot(operation, key, name).await?;
-        let ours = facts.and_then(|facts| snapshot(&name.to_string(), &facts));
-        ours.map(drop).ok_or_else(|| VolumeError::Missing { operation, name: format!("{key}@{name}") })
+        let ours = facts.filter(|facts| snapshot(&name.to_string(), facts).is_some());
+        let ours = ours.ok_or_else(|| VolumeError::Missing { operation, name: format!("{key}@{name}") })?;
+        Ok(ours.number("referenced").unwrap_or_default())
     }
 }

@@ -6,7 +6,7 @@ use super::super::listing::{LIVE, TRASH};
 use super::super::record::KEY_PROPERTY;
 use super::super::{FoundVolume, Fullness, TrashName, Usage, Volume, VolumeError};
 use super::cli::Below;
-use super::dataset::{Birth, Found, INTENT, KEY, PROPERTIES, io, properties_setting, settings};
+use super::dataset::{Birth, Found, INTENT, KEY, PROPERTIES, at_least, io, properties_setting, settings};
 use super::engine::ZfsEngine;
 use super::fault::Fault;
 use super::rows::Facts;
@@ -129,7 +129,7 @@ impl ZfsEngine {
             let holds = found.facts.number("referenced").unwrap_or_default();
             let setting = match size {
                 None => Setting::text("refquota", "none"),
-                Some(size) => Setting::number("refquota", size.max(holds.saturating_add(holds / 10))),
+                Some(size) => Setting::number("refquota", size.max(at_least(holds))),
             };
             match self.zfs.set(&self.root.live(key), &[setting]).await {
                 Err(Fault::TooSmall) if attempt < ATTEMPTS => {}

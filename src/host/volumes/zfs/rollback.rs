@@ -16,7 +16,7 @@ use kiln_domain::Key;
 use kiln_domain::cache::SnapshotName;
 
 use super::super::{TrashName, VolumeError};
-use super::dataset::{Birth, INTENT, ROLLBACK, io, settings};
+use super::dataset::{Birth, INTENT, ROLLBACK, at_least, io, settings};
 use super::engine::ZfsEngine;
 use super::names::snapshot_of;
 use super::rows::Facts;
@@ -28,13 +28,13 @@ impl ZfsEngine {
     pub(super) async fn go_back(&self, key: &Key, snapshot: SnapshotName) -> Result<TrashName, VolumeError> {
         let _locked = self.locks.lock(key).await;
         let found = self.require(OPERATION, key).await?;
-        self.require_snapshot(OPERATION, key, snapshot).await?;
+        let holds = self.require_snapshot(OPERATION, key, snapshot).await?;
         self.keep_out(OPERATION, &found).await?;
         self.unmount(OPERATION, key).await?;
         let birth = Birth {
             key,
             properties: &found.properties,
-            size: found.size(),
+            size: found.size().map(|size| if size > holds { size } else { at_least(holds) }),
             origin: found.origin().map(str::to_owned),
             last_snapshot: found.last_snapshot(),
         };

@@ -259,6 +259,14 @@ async fn zfs_tells_where_the_bytes_are_and_how_full_it_is() {
     assert!(fullness.bytes_used > 4 << 20 && fullness.bytes_used < fullness.bytes_total, "{fullness:?}");
 }
 
+/// The contract, then, is of that.
+#[cfg(feature = "libzetta")]
+#[tokio::test]
+async fn zfs_is_spoken_to_through_libzfs_core() {
+    let Some(root) = ZfsRoot::new() else { return };
+    assert_eq!(open(&root).await.verbs.name(), "libzfs_core");
+}
+
 /// Not a test of anything that must be: what a fork costs beside the two bare commands.
 #[tokio::test]
 async fn zfs_forks_about_as_quickly_as_its_bare_commands() {

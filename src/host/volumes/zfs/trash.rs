@@ -101,8 +101,12 @@ impl ZfsEngine {
         if facts.is_none_or(|facts| facts.local(KEY).is_none()) {
             return Err(VolumeError::Missing { operation: OPERATION, name: trashed.to_string() });
         }
-        if self.look(OPERATION, key).await?.live.is_some() {
-            return Err(VolumeError::Exists { operation: OPERATION, name: key.to_string() });
+        match self.find(OPERATION, key).await {
+            Ok(None) => {}
+            Ok(Some(_)) | Err(VolumeError::Foreign { .. }) => {
+                return Err(VolumeError::Exists { operation: OPERATION, name: key.to_string() });
+            }
+            Err(error) => return Err(error),
         }
         if let Err(fault) = self.zfs.rename(&from, &self.root.live(key)).await {
             return Err(self.explain(fault, OPERATION, trashed, &from).await);
@@ -123,13 +127,11 @@ impl ZfsEngine {
         } else if ours(&entry) {
             &entry
         } else {
-            return match rows.contains_key(&entry) {
-                false => Ok(()),
-                true => {
-                    let found = format!("{entry}, which has no {KEY} of its own");
-                    Err(VolumeError::Foreign { operation: OPERATION, key: trashed.key().clone(), found })
-                }
-            };
+            if rows.contains_key(&entry) {
+                let found = format!("{entry}, which has no {KEY} of its own");
+                return Err(VolumeError::Foreign { operation: OPERATION, key: trashed.key().clone(), found });
+            }
+            return Ok(());
         };
         // Everything that would stop it half-way is looked for first.
         let pinned = self.pins(dataset, trashed).await?;
@@ -140,7 +142,14 @@ impl ZfsEngine {
         }
         match self.free(&dying, trashed, pinned).await {
             Ok(()) => Ok(()),
-            Err(fault) => Err(self.explain(fault, OPERATION, trashed, &dying).await),
+            Err(fault) => {
+                let error = self.explain(fault, OPERATION, trashed, &dying).await;
+                // Seen again, or nobody would try again before the next start.
+                if let Err(fault) = self.zfs.rename(&dying, &entry).await {
+                    tracing::warn!(%trashed, ?fault, "an entry of the trash is out of sight until the next start");
+                }
+                Err(error)
+            }
         }
     }
 

@@ -89,6 +89,7 @@ async fn zfs_names_who_is_in_a_cache() {
     let text = error.to_string();
     assert!(matches!(error, VolumeError::Busy { .. }) && text.contains(&format!("process {} ", other.id())), "{text}");
     other.kill().and_then(|()| other.wait()).expect("ended");
+    assert_eq!(engine.trash().await.expect("trash").len(), 1, "it is still to be seen");
     engine.purge(&trashed).await.expect("purged: a purge that failed half-way is taken up");
     assert_eq!(engine.list().await.expect("listed").len(), 1, "the fork");
 }
@@ -144,6 +145,25 @@ async fn zfs_gives_a_volume_its_size_and_never_less_than_it_holds() {
     assert_eq!(engine.usage(&fork.key).await.expect("measured").size, usage.size, "what its parent has grown to");
     engine.resize(&key(), None).await.expect("without a limit");
     assert_eq!(engine.usage(&key()).await.expect("measured").size, None);
+}
+
+#[tokio::test]
+async fn zfs_goes_back_to_what_is_larger_than_the_volume_may_be_by_now() {
+    let Some(root) = ZfsRoot::new() else { return };
+    let engine = open(&root).await;
+    let volume = engine.create(&key(), &given(), Some(64 << 20)).await.expect("created");
+    std::fs::write(volume.path.join("big"), noise(16 << 20)).expect("written");
+    let snapshot = engine.snapshot(&key()).await.expect("a snapshot");
+    std::fs::remove_file(volume.path.join("big")).expect("removed");
+    tool("zpool", &["sync", root.pool()]);
+    engine.resize(&key(), Some(8 << 20)).await.expect("smaller");
+    assert_eq!(engine.usage(&key()).await.expect("measured").size, Some(8 << 20));
+    engine.clone_snapshot(&key(), snapshot.name, &key().trial(), &given()).await.expect("cloned");
+    engine.rollback(&key(), snapshot.name).await.expect("rolled back");
+    for key in [key(), key().trial()] {
+        let usage = engine.usage(&key).await.expect("measured");
+        assert!(usage.size.is_some_and(|size| size > 16 << 20) && usage.available > 1 << 20, "not full: {usage:?}");
+    }
 }
 
 #[tokio::test]
