@@ -14,7 +14,7 @@ zfs create -o mountpoint=none tank/engine
 export KILN_TEST_ZFS=tank/engine
 
 # A test each, so that a result is one and a hang ends with it.
-mapfile -t tests < <("$GUEST_BIN/kiln-tests" --list 2>/dev/null | sed -n 's/^\(host::volumes::.*zfs.*\): test$/\1/p')
+mapfile -t tests < <("$GUEST_BIN/kiln-tests" --list 2>/dev/null | sed -n 's/^\(host::volumes::.*::zfs_[a-z0-9_]*\): test$/\1/p')
 same "there are tests of the engine" yes "$([[ ${#tests[@]} -gt 10 ]] && echo yes || echo "${#tests[@]}")"
 for test in "${tests[@]}"; do
     if timeout 900 "$GUEST_BIN/kiln-tests" --exact "$test" --nocapture >/run/zfs-test 2>&1; then
