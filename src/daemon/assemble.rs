@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kiln_domain::Policy;
-use kiln_domain::cache::fanout::FanOutPolicy;
 use kiln_domain::admission::AdmissionPolicy;
+use kiln_domain::cache::fanout::FanOutPolicy;
 use kiln_domain::health::HealthPolicy;
 use kiln_domain::idle::IdlePolicy;
 use kiln_domain::lease::LeasePolicy;
@@ -31,8 +31,8 @@ use crate::host::volumes::{self, BtrfsEngine, DirEngine, VolumeEngine, VolumeErr
 use crate::host::{Runtime, RuntimeError};
 use crate::pki::{Pki, PkiError};
 use crate::projects::{
-    Addressing, DaemonPaths, ForkBounds, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects, ProjectsConfig,
-    ReconcileError, StepDeadlines,
+    Addressing, DaemonPaths, ForkBounds, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects,
+    ProjectsConfig, ReconcileError, StepDeadlines,
 };
 use crate::store::{NewEvent, OpenError, Opened, Retention, Store, StoreError};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kiln_domain::cache::history::newest_good;
-use kiln_domain::plan::{Done, Stop, Step};
+use kiln_domain::plan::{Done, Step, Stop};
 use kiln_domain::{Key, ProjectRecord, Role, Settings, SnapshotName, Timestamp, Verdict};
 
 use super::super::reconcile::record_of;

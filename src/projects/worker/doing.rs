@@ -159,7 +159,9 @@ impl Worker {
                 self.note_probe(Probed { answered: true, cpu: None });
             }
             (_, Done::Snapshots { all, taken }) => self.note_snapshots(step, all, *taken),
-            (_, Done::Cloned { from }) => self.log_event(self.event("cloned", format!("its cache is a copy of {from}"))),
+            (_, Done::Cloned { from }) => {
+                self.log_event(self.event("cloned", format!("its cache is a copy of {from}")))
+            }
             (Step::DestroySnapshot(name), _) => self.note_destroyed(name),
             (_, Done::Measured(fill)) => self.room.measured = Some((now, *fill)),
             (Step::Resize(to), _) => self.note_resized(to),

@@ -256,16 +256,12 @@ fn rescue(situation: &Situation<'_>) -> Option<Plan> {
         return Some(Plan::step(Phase::Provisioning, Step::ListSnapshots, reason));
     };
     let tried = record.cache.rescued.is_some_and(|rescued| now.since(rescued) < RESCUE_AGAIN);
-    match newest_good(snapshots).filter(|_| !tried) {
-        Some(good) => {
-            let reason = Reason::Rescue { to: good.name, damage };
-            Some(Plan::step(Phase::Provisioning, Step::Rollback(good.name), reason))
-        }
-        None => {
-            let reason = Reason::Damaged { damage, tried };
-            Some(Plan::rest(Phase::Failed { reason: reason.to_string() }, reason, None))
-        }
-    }
+    let Some(good) = newest_good(snapshots).filter(|_| !tried) else {
+        let reason = Reason::Damaged { damage, tried };
+        return Some(Plan::rest(Phase::Failed { reason: reason.to_string() }, reason, None));
+    };
+    let reason = Reason::Rescue { to: good.name, damage };
+    Some(Plan::step(Phase::Provisioning, Step::Rollback(good.name), reason))
 }
 
 /// A volume that is full to the brim is a brick until it is given more.

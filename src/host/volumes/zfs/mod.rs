@@ -20,8 +20,8 @@
 use std::path::PathBuf;
 
 use async_trait::async_trait;
-use kiln_domain::cache::size::Fill;
 use kiln_domain::Key;
+use kiln_domain::cache::size::Fill;
 use kiln_domain::cache::{Snapshot, SnapshotName, Verdict};
 
 use super::{FoundVolume, Fullness, TrashName, Trashed, Usage, Volume, VolumeEngine, VolumeError};
