@@ -483,11 +483,9 @@ impl Projects {
     }
 
     async fn worker(&self, identity: &Identity) -> Result<WorkerHandle, RouteError> {
-        let key = &identity.key;
-        if key.is_fork() && self.registry.get(key).is_none() {
-            self.check_forks(key).await?;
-        }
-        let worker = self.registry.worker(&self.shared, key, Some(identity)).await?;
+        // Counted until its worker is.
+        let _counted = self.admit_fork(&identity.key)?;
+        let worker = self.registry.worker(&self.shared, &identity.key, Some(identity)).await?;
         worker.ok_or(RouteError::Closing)
     }
 
@@ -511,22 +509,6 @@ impl Projects {
                 Err(RouteError::NotReady { after, phase, reason: status.reason, queue: status.queue })
             }
         }
-    }
-
-    /// A thousand pull requests at once must not fill the host with their daemons, nor the database with their names.
-    async fn check_forks(&self, key: &Key) -> Result<(), RouteError> {
-        let project = key.project();
-        let forks = self.registry.keys().into_iter().filter(|other| other.is_fork());
-        let (own, all) =
-            forks.fold((0, 0), |(own, all), other| (own + usize::from(other.project() == project), all + 1));
-        let ForkBounds { per_project, on_host } = self.config.forks;
-        let (there, limit, of) =
-            if own >= per_project { (own, per_project, "of this project") } else { (all, on_host, "here") };
-        if there < limit {
-            return Ok(());
-        }
-        let text = format!("{there} forks {of} are at work, and {limit} may be: try again when one has ended");
-        Err(RouteError::TooManyForks { text })
     }
 
     /// Whose daemon it is that a build asks for (K7).

@@ -41,7 +41,7 @@ impl Destination {
     }
 
     /// In the words of nft.
-    pub(super) fn matcher(&self) -> String {
+    pub(super) fn matcher(self) -> String {
         format!("ip daddr {}/{} tcp dport {}", self.network, self.length, self.port)
     }
 }

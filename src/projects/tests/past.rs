@@ -188,6 +188,16 @@ async fn forks_are_bounded_for_each_project() {
     );
     untrusted(&bench, Some("2")).await.expect("one that is there goes on");
     assert_eq!(bench.projects.list().await.expect("listed").len(), 2, "the refused one leaves nothing");
+    let mut crowd = JoinSet::new();
+    for number in 10..200 {
+        let projects = bench.projects.clone();
+        let other = BuildSpec::new("github.com/other/repo", "", "", "amd64").expect("valid");
+        let caller = Caller { pull_request: Some(number.to_string()), ..Caller::untrusted() };
+        let options = RouteOptions { caller, ..RouteOptions::default() };
+        crowd.spawn(async move { projects.route(other, options).await.map(deliver).is_ok() });
+    }
+    let let_in = crowd.join_all().await.into_iter().filter(|routed| *routed).count();
+    assert_eq!(let_in, 1, "all at once are counted as they come");
     for bad in ["a b", "1\n2", &"1".repeat(200)] {
         assert!(matches!(untrusted(&bench, Some(bad)).await, Err(RouteError::PullRequest(_))), "{bad:?}");
     }

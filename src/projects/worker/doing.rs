@@ -160,7 +160,7 @@ impl Worker {
             }
             (_, Done::Snapshots { all, taken }) => self.note_snapshots(step, all, *taken),
             (_, Done::Cloned { from }) => {
-                self.log_event(self.event("cloned", format!("its cache is a copy of {from}")))
+                self.log_event(self.event("cloned", format!("its cache is a copy of {from}")));
             }
             (Step::DestroySnapshot(name), _) => self.note_destroyed(name),
             (_, Done::Measured(fill)) => self.room.measured = Some((now, *fill)),

@@ -345,6 +345,7 @@ fn take_down(situation: &Situation<'_>, phase: Phase, reason: Reason) -> Plan {
 fn remove(situation: &Situation<'_>, reason: Reason) -> Plan {
     let Situation { record, observed, .. } = *situation;
     let derived = record.key.role().is_derived();
+    let reason = if derived { Reason::Reaped } else { reason };
     let step = match (&observed.instance, &observed.volume) {
         // Somebody else started it: nothing routes to it.
         (InstanceSeen::Running { .. }, _) => Some(Step::StopInstance(Stop::Graceful)),
