@@ -2,7 +2,7 @@
 //! panics.
 #![no_main]
 
-use kiln_wire::{CompleteRequest, MAX_BODY_BYTES, RouteRequest, decode};
+use kiln_wire::{CompleteRequest, MAX_BODY_BYTES, Rollback, RouteRequest, check_branch, decode};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|body: &[u8]| {
@@ -11,11 +11,20 @@ fuzz_target!(|body: &[u8]| {
         read_back(&request);
         // Its judgement must not panic either; most of what is decoded is refused here.
         let _ = request.spec();
+        let _ = request.branch.as_deref().map(check_branch);
     }
     if let Ok(request) = decode::<CompleteRequest>(body) {
         assert!(body.len() <= MAX_BODY_BYTES);
         read_back(&request);
         let _ = request.key.parse::<kiln_domain::Key>();
+    }
+    if let Ok(request) = decode::<Rollback>(body) {
+        assert!(body.len() <= MAX_BODY_BYTES);
+        read_back(&request);
+        let named = request.snapshot.as_deref().map(str::parse::<kiln_domain::SnapshotName>);
+        if let Some(Ok(name)) = named {
+            assert!(name.to_string().parse() == Ok(name), "one name is one snapshot");
+        }
     }
 });
 

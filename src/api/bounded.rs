@@ -10,13 +10,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kiln_domain::{BuildSpec, Key, LeaseToken, SnapshotName};
 use kiln_wire::{
-    CacheView, Check, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, SnapshotView, Trashed, Why,
+    CacheView, Check, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, SnapshotView,
+    Trashed, Why,
 };
 use thiserror::Error;
 use tracing::warn;
 
 use super::Settings;
-use super::heart::{Caller, CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
+use super::heart::{
+    Caller, CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError,
+};
 
 /// What looks at the database or the host, or writes a row.
 const A_LOOK: Duration = Duration::from_secs(30);

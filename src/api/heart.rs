@@ -6,7 +6,8 @@ use async_trait::async_trait;
 use axum::http::StatusCode;
 use kiln_domain::{BuildSpec, Entitlements, Key, LeaseToken, SnapshotName, Tier};
 use kiln_wire::{
-    CacheView, Change, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, SnapshotView, Trashed, Why,
+    CacheView, Change, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, SnapshotView,
+    Trashed, Why,
 };
 use thiserror::Error;
 
@@ -182,8 +183,7 @@ impl RouteError {
             Self::Unavailable { retry_after, .. } | Self::NotAdmitted { retry_after, .. } => Some(*retry_after),
             Self::Busy | Self::Queued { .. } => Some(A_MOMENT),
             Self::NotReady(_) | Self::TooManyLeases { .. } | Self::TooManyForks(_) => Some(A_START),
-            Self::Malformed(_)
-            | Self::Refused(_) | Self::OtherIdentity(_) | Self::Gone | Self::Ensure(_) => None,
+            Self::Malformed(_) | Self::Refused(_) | Self::OtherIdentity(_) | Self::Gone | Self::Ensure(_) => None,
         }
     }
 }

@@ -6,12 +6,14 @@ use async_trait::async_trait;
 use kiln_domain::explain::Explanation;
 use kiln_domain::{BuildSpec, Key, LeaseToken, Settings, Snapshot, SnapshotName, Timestamp};
 use kiln_wire::{
-    CacheEntry, CacheView, Check, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, SnapshotView,
-    Storage, Sums, Trashed, UsageView, Why,
+    CacheEntry, CacheView, Check, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse,
+    SnapshotView, Storage, Sums, Trashed, UsageView, Why,
 };
 
 use super::events::to_view;
-use super::heart::{Caller, CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
+use super::heart::{
+    Caller, CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError,
+};
 use crate::causes::{in_one_line, is_no_room};
 use crate::clock::rfc3339;
 use crate::host;
@@ -105,6 +107,7 @@ impl Heart for Projects {
     }
 
     async fn snapshot(&self, key: &Key) -> Result<(SnapshotView, bool), VerbError> {
+        has_a_past(self, key).await?;
         let before = self.cache_log(key).await?;
         let newest = Projects::snapshot(self, key).await?;
         let is_new = before.iter().all(|one| one.name != newest.name);
@@ -112,6 +115,7 @@ impl Heart for Projects {
     }
 
     async fn roll_back(&self, key: &Key, to: Option<SnapshotName>, force: bool) -> Result<SnapshotName, VerbError> {
+        has_a_past(self, key).await?;
         self.rollback(key, to, force).await.map_err(|error| in_use(error, "rollback"))
     }
 
@@ -211,6 +215,19 @@ fn cache_entry(cache: &CacheUsage) -> CacheEntry {
     }
 }
 
+/// A copy has none: it goes with its daemon.
+async fn has_a_past(projects: &Projects, key: &Key) -> Result<(), VerbError> {
+    if !key.role().is_derived() {
+        return Ok(());
+    }
+    Heart::show(projects, key).await?;
+    let project = key.project();
+    Err(VerbError::Impossible(format!(
+        "{key} has no snapshots: its cache is a copy of that of {project}, and goes with it; `kiln cache log {project}` shows what \
+         that can go back to"
+    )))
+}
+
 /// What stops a daemon by force does not free its cache.
 fn in_use(error: projects::VerbError, verb: &'static str) -> VerbError {
     match error {
@@ -280,8 +297,12 @@ impl From<projects::VerbError> for VerbError {
             Verb::Bad(error) => Self::Impossible(error.to_string()),
             Verb::NoSnapshot { ref key, ref there, .. } => {
                 let remedy = match there.as_str() {
-                    "" => format!("`kiln cache snapshot {key}` takes one, `kiln cache reset {key}` begins with an empty cache"),
-                    _ => format!("`kiln cache log {key}` shows them, `kiln cache rollback {key} @NAME` goes back to one"),
+                    "" => format!(
+                        "`kiln cache snapshot {key}` takes one, `kiln cache reset {key}` begins with an empty cache"
+                    ),
+                    _ => {
+                        format!("`kiln cache log {key}` shows them, `kiln cache rollback {key} @NAME` goes back to one")
+                    }
                 };
                 Self::NoSnapshot { why: error.to_string(), remedy }
             }

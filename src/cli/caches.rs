@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use kiln_domain::Timestamp;
-use kiln_wire::{CacheEntry, CacheView, DiskUsage, RolledBack, Rollback, SnapshotView, Storage, UsageView};
+use kiln_wire::{CacheEntry, CacheView, DiskUsage, Rollback, RolledBack, SnapshotView, Storage, UsageView};
 
 use super::CliError;
 use super::args::{CacheArgs, CacheVerb};
@@ -160,7 +160,9 @@ fn fullness(storage: &Storage) -> String {
     const WIDTH: u64 = 20;
     let Storage { used, total } = *storage;
     // A file system may hold more than it says it can.
-    let of = |whole: u64| u64::try_from(u128::from(used.min(total)) * u128::from(whole) / u128::from(total.max(1))).unwrap_or(whole);
+    let of = |whole: u64| {
+        u64::try_from(u128::from(used.min(total)) * u128::from(whole) / u128::from(total.max(1))).unwrap_or(whole)
+    };
     let full = usize::try_from(of(WIDTH)).unwrap_or_default();
     let bar = format!("{}{}", "#".repeat(full), "-".repeat(WIDTH as usize - full));
     format!(
@@ -182,7 +184,11 @@ fn size_or_dash(bytes: Option<u64>) -> String {
 }
 
 /// The heading, and the rows with `columns` to the right: numbers are compared by their ends.
-fn aligned<const N: usize>(heading: [&str; N], rows: &mut [[String; N]], columns: RangeInclusive<usize>) -> [String; N] {
+fn aligned<const N: usize>(
+    heading: [&str; N],
+    rows: &mut [[String; N]],
+    columns: RangeInclusive<usize>,
+) -> [String; N] {
     let mut heading = heading.map(str::to_owned);
     for column in columns {
         let width = rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(heading[column].len());
@@ -266,8 +272,7 @@ mod tests {
     fn a_size_that_nobody_knows_is_left_out() {
         let bare = UsageView { used: 4096, available: 1 << 30, ..UsageView::default() };
         let said: Vec<_> = usage_lines(&bare).into_iter().filter(|(_, text)| !text.is_empty()).collect();
-        let expected =
-            [("unique", "4.00 KiB"), ("may hold", "what the storage has"), ("can take", "1.00 GiB")];
+        let expected = [("unique", "4.00 KiB"), ("may hold", "what the storage has"), ("can take", "1.00 GiB")];
         assert_eq!(said, expected.map(|(name, text)| (name, text.to_owned())));
     }
 }

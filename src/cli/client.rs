@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use kiln_domain::{Key, LeaseToken};
 use kiln_wire::{
-    Adopt, ApiError, CacheView, CompleteRequest, DiskUsage, Emptied, LeaseView, Orphan, OrphanKind, ProjectView, RemoveOrphan,
-    Renew, Reset, RolledBack, Rollback, RouteRequest, RouteResponse, SettingsPatch, SnapshotView, Taken, Trashed, Why,
+    Adopt, ApiError, CacheView, CompleteRequest, DiskUsage, Emptied, LeaseView, Orphan, OrphanKind, ProjectView,
+    RemoveOrphan, Renew, Reset, Rollback, RolledBack, RouteRequest, RouteResponse, SettingsPatch, SnapshotView, Taken,
+    Trashed, Why,
 };
 use reqwest::header::RETRY_AFTER;
 use reqwest::{RequestBuilder, Response, StatusCode};

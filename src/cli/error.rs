@@ -29,7 +29,9 @@ pub(super) enum CliError {
     Spec(#[from] SpecError),
     #[error(transparent)]
     PullRequest(#[from] PullRequestError),
-    #[error("a pull request has a daemon of its own only for untrusted builds: say --untrusted with --pull-request (or set KILN_UNTRUSTED with KILN_PULL_REQUEST)")]
+    #[error(
+        "a pull request has a daemon of its own only for untrusted builds: say --untrusted with --pull-request (or set KILN_UNTRUSTED with KILN_PULL_REQUEST)"
+    )]
     TrustedPullRequest,
     #[error(
         "--builder cannot be given: kiln makes a builder for the project's daemon; use `buildx build` for another one"

@@ -159,7 +159,12 @@ pub(super) async fn project(client: &Client, args: &KeyArg) -> Result<(), CliErr
     let mut fields = vec![
         ("key", project.key.clone()),
         ("repository", project.repo.clone()),
-        ("is", kin(&project).map(|kin| format!("{kin} of {}", project.project.as_deref().unwrap_or("?"))).unwrap_or_default()),
+        (
+            "is",
+            kin(&project)
+                .map(|kin| format!("{kin} of {}", project.project.as_deref().unwrap_or("?")))
+                .unwrap_or_default(),
+        ),
         ("name", project.name.clone()),
         ("target", project.target.clone()),
         ("arch", project.arch.clone()),
@@ -240,5 +245,46 @@ mod tests {
     fn a_phase_that_nobody_has_looked_at_is_a_question() {
         let view = |unconfirmed| ProjectView { phase: "warm".to_owned(), unconfirmed, ..ProjectView::default() };
         assert_eq!([phase(&view(false)), phase(&view(true))], ["warm", "warm?"]);
+    }
+
+    #[test]
+    fn what_is_derived_stands_below_its_project() {
+        let view = |key: &str, role: &str, pull_request: Option<&str>| ProjectView {
+            key: key.to_owned(),
+            role: role.to_owned(),
+            project: (role != "project").then(|| key[key.len() - 17..].to_owned()),
+            pull_request: pull_request.map(str::to_owned),
+            repo: "h/r".to_owned(),
+            ..ProjectView::default()
+        };
+        let (one, two) = ("p1111111111111111", "p2222222222222222");
+        let fork = format!("f0123456789abcdef{one}");
+        // As the list has them: by key.
+        let listed = [
+            view(&format!("c10{one}"), "member", None),
+            view(&format!("c2{one}"), "member", None),
+            view(&fork, "pull-request", Some("12")),
+            view(&format!("fork{two}"), "fork", None),
+            view(one, "project", None),
+            view(two, "project", None),
+            // Of a kilnd that says nothing of roles.
+            ProjectView { role: String::new(), ..view("p3333333333333333", "project", None) },
+        ];
+        let now = Timestamp::from_millis(0);
+        let shown: Vec<_> = in_families(&listed).into_iter().map(|project| row(project, now)).collect();
+        let shown: Vec<_> = shown.iter().map(|row| format!("{}|{}", row[0], row[7])).collect();
+        assert_eq!(
+            shown,
+            [
+                format!("{one}|h/r"),
+                format!("  c2{one}|h/r, member 2"),
+                format!("  c10{one}|h/r, member 10"),
+                format!("  {fork}|h/r, pull request 12"),
+                format!("{two}|h/r"),
+                format!("  fork{two}|h/r, untrusted"),
+                "p3333333333333333|h/r".to_owned(),
+            ]
+        );
+        assert_eq!(kin_of("x", "clone-of-tomorrow", None).as_deref(), Some("clone-of-tomorrow"));
     }
 }

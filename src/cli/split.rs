@@ -259,7 +259,10 @@ mod tests {
     #[test]
     fn a_pull_request_and_a_branch_are_kiln_s() {
         let (_, args) = parsed("kiln build -t x --pull-request 12 . --untrusted --branch=feature/x --pull");
-        assert_eq!((args.asking.lane.pull_request.as_deref(), args.asking.branch.as_deref()), (Some("12"), Some("feature/x")));
+        assert_eq!(
+            (args.asking.lane.pull_request.as_deref(), args.asking.branch.as_deref()),
+            (Some("12"), Some("feature/x"))
+        );
         assert_eq!(args.buildx, words("-t x . --pull"));
         let given = words("--branch main --pull-request 12 dir");
         assert_eq!(read(&given).context, Some(OsStr::new("dir")), "their values are no context");

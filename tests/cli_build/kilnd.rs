@@ -10,8 +10,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, patch, post};
 use axum::{Json, Router};
 use kiln_wire::{
-    ApiError, CacheEntry, CacheView, CompleteRequest, Credential, DiskUsage, LeaseView, Origin, ProjectView, Renew, RouteRequest,
-    RouteResponse, RouteStatus, Setting, SettingsView, SnapshotView, Storage, Sums, Trashed, UsageView, Why,
+    ApiError, CacheEntry, CacheView, CompleteRequest, Credential, DiskUsage, LeaseView, Origin, ProjectView, Renew,
+    RouteRequest, RouteResponse, RouteStatus, Setting, SettingsView, SnapshotView, Storage, Sums, Trashed, UsageView,
+    Why,
 };
 
 /// What kilnd was asked and buildx was called with, in order.
@@ -97,7 +98,7 @@ fn cache() -> CacheView {
     };
     let usage = UsageView { used: 3 << 30, shared: Some(1 << 30), available: 16 << 30, ..UsageView::default() };
     let snapshots = vec![snapshot("kiln-000041", "good", Some(2048)), snapshot("kiln-000042", "unchecked", None)];
-    CacheView { key: "pbcce5b6205652dd7".into(), snapshots, usage: Some(usage) }
+    CacheView { key: "pbcce5b6205652dd7".into(), snapshots, usage: Some(usage), unmeasured: None }
 }
 
 fn disk_usage() -> DiskUsage {
@@ -108,10 +109,8 @@ fn disk_usage() -> DiskUsage {
         usage: cache().usage,
         ..CacheEntry::default()
     };
-    let caches = vec![
-        of("pbcce5b6205652dd7", "project", Some("h/r\u{1b}[2J")),
-        of("c2pbcce5b6205652dd7", "member", None),
-    ];
+    let caches =
+        vec![of("pbcce5b6205652dd7", "project", Some("h/r\u{1b}[2J")), of("c2pbcce5b6205652dd7", "member", None)];
     let storage = Some(Storage { used: 9 << 30, total: 10 << 30 });
     DiskUsage { sums: Sums::of(&caches), caches, trash: vec![trashed()], storage }
 }

@@ -149,8 +149,15 @@ fn the_past_of_a_cache_and_where_the_bytes_are() {
     assert_eq!(json["used"], 3_u64 << 30);
     assert_eq!(
         stage.asked(),
-        ["snapshots", "snapshots", "rollback {}", r#"rollback {"snapshot":"kiln-000041","force":true}"#, "rollback {}", "reset {}"]
-            .map(|line| format!("POST /v1/projects/{key}/{line}"))
+        [
+            "snapshots",
+            "snapshots",
+            "rollback {}",
+            r#"rollback {"snapshot":"kiln-000041","force":true}"#,
+            "rollback {}",
+            "reset {}"
+        ]
+        .map(|line| format!("POST /v1/projects/{key}/{line}"))
     );
 
     let du = run(&["du"]);

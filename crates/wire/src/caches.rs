@@ -163,7 +163,9 @@ mod tests {
         let named: Rollback = decode(br#"{"snapshot":"kiln-000042","force":true}"#).expect("reads");
         assert_eq!(named, Rollback { snapshot: Some("kiln-000042".to_owned()), force: true });
         assert_eq!(serde_json::to_string(&Rollback::default()).ok().as_deref(), Some("{}"));
-        for body in ["", "null", "[]", "[true]", r#"{"force":"yes"}"#, r#"{"force":null}"#, r#"{"force":true,"force":false}"#] {
+        for body in
+            ["", "null", "[]", "[true]", r#"{"force":"yes"}"#, r#"{"force":null}"#, r#"{"force":true,"force":false}"#]
+        {
             assert!(decode::<Reset>(body.as_bytes()).is_err(), "{body}");
             assert!(decode::<Rollback>(body.as_bytes()).is_err(), "{body}");
         }

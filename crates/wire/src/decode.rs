@@ -128,7 +128,9 @@ mod tests {
         for branch in ["", "main", "feature/x", "\u{e9}t\u{e9}", &"b".repeat(256)] {
             assert_eq!(crate::check_branch(branch), Ok(()), "{branch:?}");
         }
-        for (branch, words) in [(&*"b".repeat(257), "257 bytes, at most 256"), ("a\nb", "'\\n'"), ("\u{1b}[2J", "cannot be printed")] {
+        for (branch, words) in
+            [(&*"b".repeat(257), "257 bytes, at most 256"), ("a\nb", "'\\n'"), ("\u{1b}[2J", "cannot be printed")]
+        {
             let error = crate::check_branch(branch).expect_err(branch);
             assert!(error.contains(words), "{branch:?}: {error}");
         }
@@ -139,6 +141,7 @@ mod tests {
         fn never_panics(body in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = decode::<RouteRequest>(&body);
             let _ = decode::<CompleteRequest>(&body);
+            let _ = decode::<crate::Rollback>(&body);
         }
 
         #[test]

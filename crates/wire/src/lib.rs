@@ -22,7 +22,7 @@ mod upkeep;
 mod v1;
 
 pub use caches::{
-    CacheEntry, CacheView, DiskUsage, Reset, RolledBack, Rollback, SnapshotView, Storage, Sums, UsageView,
+    CacheEntry, CacheView, DiskUsage, Reset, Rollback, RolledBack, SnapshotView, Storage, Sums, UsageView,
 };
 pub use decode::{DecodeError, MAX_BODY_BYTES, decode};
 use kiln_domain::spec::SpecError;

@@ -86,7 +86,9 @@ async fn what_asks_for_no_way_back_is_refused_before_anything_is_touched() {
         assert_eq!(answer.status, 400, "{query}");
         answer.json::<ApiError>();
     }
-    for (method, path) in [("GET", "snapshots"), ("GET", "rollback"), ("DELETE", "cache"), ("POST", "cache"), ("GET", "reset")] {
+    for (method, path) in
+        [("GET", "snapshots"), ("GET", "rollback"), ("DELETE", "cache"), ("POST", "cache"), ("GET", "reset")]
+    {
         let answer = server.send(method, &format!("{known}/{path}"), "{}").await;
         assert_eq!(answer.status, 405, "{method} {path}");
         answer.json::<ApiError>();
@@ -149,4 +151,51 @@ async fn a_snapshot_is_of_one_cache_and_a_build_is_not_cut_off_for_another_past(
     let shown = kiln.send("GET", &format!("/v1/projects/{}", other.key), "").await.json::<ProjectView>();
     assert_eq!((shown.role.as_str(), shown.project, shown.pull_request), ("project", None, None));
     assert!(shown.last_snapshot.is_some(), "{:?}", shown.last_snapshot);
+}
+
+#[tokio::test]
+async fn a_pull_request_has_a_daemon_that_shows_whose_it_is_and_a_cache_without_a_past() {
+    let kiln = Kiln::with(|config| config.untrusted = Ok(())).await;
+    let of = |rest: &str| format!(r#"{{"repo":"github.com/org/repo","arch":"amd64","untrusted":true{rest}}}"#);
+    let fork: RouteResponse = kiln.post("/route", &of(r#","pullRequest":"12""#)).await.json();
+    let alone: RouteResponse = kiln.post("/route", &of("")).await.json();
+    let project = fork.key.project();
+    let whose = Key::of(&BuildSpec::new("github.com/org/repo", "", "", "amd64").expect("valid"));
+    assert_eq!((&project, &fork.key, &alone.key), (&whose, &whose.pull_request("12"), &whose.fork()));
+    assert_eq!(fork.server_name, fork.key.server_name("kiln.internal"));
+    let listed = kiln.send("GET", "/v1/projects", "").await.json::<Vec<ProjectView>>();
+    let shown: Vec<_> = listed
+        .iter()
+        .map(|one| (one.key.as_str(), one.role.as_str(), one.project.as_deref(), one.pull_request.as_deref()))
+        .collect();
+    let parent = Some(whose.as_str());
+    assert_eq!(
+        shown,
+        [(fork.key.as_str(), "pull-request", parent, Some("12")), (alone.key.as_str(), "fork", parent, None)]
+    );
+    for (verb, body) in [("snapshots", ""), ("rollback", "{}"), ("rollback", r#"{"snapshot":"kiln-000001"}"#)] {
+        let answer = kiln.post(&format!("/v1/projects/{}/{verb}", fork.key), body).await;
+        let error = answer.json::<ApiError>().error;
+        assert!(answer.status == 400 && error.contains(&format!("kiln cache log {whose}")), "{verb}: {error}");
+        let nobody = kiln.post(&format!("/v1/projects/{}/{verb}", whose.pull_request("13")), body).await;
+        assert_eq!(nobody.status, 404, "{verb}: {nobody:?}");
+    }
+    for odd in ["1 2", "\\u202e1", "\\u0000", &"1".repeat(129)] {
+        let answer = kiln.post("/route", &of(&format!(r#","pullRequest":"{odd}""#))).await;
+        assert!(answer.status == 400 && answer.body.contains("the pull request"), "{odd}: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn more_forks_than_may_be_are_refused_and_told_when_to_come_again() {
+    let kiln = Kiln::with(|config| {
+        config.untrusted = Ok(());
+        config.forks.per_project = 1;
+    })
+    .await;
+    let of = |number| format!(r#"{{"repo":"h/o/r","arch":"amd64","untrusted":true,"pullRequest":"{number}"}}"#);
+    assert_eq!(kiln.post("/route", &of(1)).await.status, 200);
+    let answer = kiln.post("/route", &of(2)).await;
+    assert!(answer.status == 429 && answer.is_plain() && answer.header("retry-after").is_some(), "{answer:?}");
+    assert_eq!(kiln.post("/route", &of(1)).await.status, 200, "the one that is there takes builds");
 }

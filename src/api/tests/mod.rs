@@ -23,8 +23,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kiln_domain::{BuildSpec, Key, LeaseToken, SnapshotName, TokenHash};
 use kiln_wire::{
-    CacheEntry, CacheView, Check, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, QueuePlace, Readiness, RouteResponse,
-    RouteStatus, SnapshotView, Storage, Sums, Trashed, UsageView, Why,
+    CacheEntry, CacheView, Check, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, QueuePlace, Readiness,
+    RouteResponse, RouteStatus, SnapshotView, Storage, Sums, Trashed, UsageView, Why,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};

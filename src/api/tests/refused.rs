@@ -25,6 +25,10 @@ impl Drop for Kiln {
 
 impl Kiln {
     pub(super) async fn start() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub(super) async fn with(change: impl FnOnce(&mut ProjectsConfig)) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
         let host = Arc::new(ModelEffects::default());
         let store = Store::open(&directory.path().join("kiln.db")).expect("opens");
@@ -45,7 +49,9 @@ impl Kiln {
             clock: Arc::new(SystemClock),
             entropy: Arc::new(SystemEntropy::default()),
         };
-        let projects = Projects::new(ProjectsConfig::with_defaults(addresses, addressing), foundations);
+        let mut config = ProjectsConfig::with_defaults(addresses, addressing);
+        change(&mut config);
+        let projects = Projects::new(config, foundations);
         let shutdown = CancellationToken::new();
         drop(projects.start(shutdown.clone()).await.expect("starts"));
         let door = Listener::unix(&directory.path().join("kiln.sock")).expect("listens");

@@ -43,7 +43,16 @@ async fn projects_are_listed_shown_and_stopped() {
         assert_eq!(answer.status, 400, "{query}");
         answer.json::<ApiError>();
     }
-    for (method, path) in [("DELETE", ""), ("GET", "/why"), ("POST", "/stop"), ("PATCH", "/settings"), ("GET", "/cache"), ("POST", "/snapshots"), ("POST", "/rollback"), ("POST", "/reset")] {
+    for (method, path) in [
+        ("DELETE", ""),
+        ("GET", "/why"),
+        ("POST", "/stop"),
+        ("PATCH", "/settings"),
+        ("GET", "/cache"),
+        ("POST", "/snapshots"),
+        ("POST", "/rollback"),
+        ("POST", "/reset"),
+    ] {
         let answer = server.send(method, &format!("/v1/projects/nonsense{path}"), "{}").await;
         assert_eq!(answer.status, 400, "{method} {path}");
         assert!(answer.json::<ApiError>().error.contains("is not a key"), "{answer:?}");
