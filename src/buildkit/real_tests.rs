@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use kiln_domain::cache::size::{Bounds, Collection, SizePolicy};
 use kiln_domain::{Key, Timestamp};
 use tokio::time::Instant;
 
@@ -58,6 +59,12 @@ impl Drop for Daemon {
     }
 }
 
+/// As of a volume that does not grow.
+fn collection() -> Collection {
+    let policy = SizePolicy::default();
+    Collection::of(SIZE, &Bounds::new(SIZE, Some(SIZE), &policy), &policy)
+}
+
 impl Daemon {
     fn start(program: &Path, now: Timestamp) -> Self {
         let state = tempfile::tempdir().expect("a directory");
@@ -74,7 +81,7 @@ impl Daemon {
             address,
             files: pki.daemon_directory(&key),
             run: state.path().to_owned(),
-            capacity: Capacity::Own(SIZE),
+            capacity: Capacity::Own(collection()),
             resolvers: Vec::new(),
             max_parallelism: None,
             entitlements: kiln_domain::Entitlements::new(),

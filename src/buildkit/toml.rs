@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 
 use kiln_domain::Entitlements;
+use kiln_domain::cache::size::Collection;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -37,8 +38,8 @@ pub struct DaemonConfig {
 /// What there is to fill, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capacity {
-    /// The volume has a size of its own.
-    Own(u64),
+    /// The volume has a size of its own, which says when it is collected.
+    Own(Collection),
     /// The volume shares a file system of this size with others.
     Shared(u64),
 }
@@ -114,14 +115,17 @@ struct Space {
 
 impl Space {
     fn of(capacity: Capacity) -> Result<Self, ConfigError> {
-        let (Capacity::Own(bytes) | Capacity::Shared(bytes)) = capacity;
+        let bytes = match capacity {
+            // Where it begins to collect is less than what there is.
+            Capacity::Own(Collection { ceiling, .. }) => ceiling,
+            Capacity::Shared(bytes) => bytes,
+        };
         if bytes < SMALLEST {
             return Err(ConfigError::TooSmall { bytes });
         }
         let percent = |share| part(bytes, share);
         Ok(match capacity {
-            // A quarter is left: collection runs after a build, and the build in between must find room.
-            Capacity::Own(_) => Self { ceiling: percent(75), reserved: percent(10), free: percent(10) },
+            Capacity::Own(Collection { ceiling, reserved, free }) => Self { ceiling, reserved, free },
             // The floors of many caches add up on one file system, and together they must not reach its end.
             Capacity::Shared(_) => Self { ceiling: percent(50), reserved: percent(1).min(1 << 30), free: percent(15) },
         })
@@ -265,7 +269,15 @@ struct Rule {
 mod tests {
     use kiln_domain::Entitlement;
 
+    use kiln_domain::cache::size::{Bounds, SizePolicy};
+
     use super::*;
+
+    /// Of a volume that does not grow.
+    fn own(size: u64) -> Capacity {
+        let policy = SizePolicy::default();
+        Capacity::Own(Collection::of(size, &Bounds::new(size, Some(size), &policy), &policy))
+    }
 
     fn config(capacity: Capacity) -> DaemonConfig {
         DaemonConfig {
@@ -296,7 +308,7 @@ mod tests {
 
     #[test]
     fn says_where_and_with_what_to_listen_and_nothing_more() {
-        let file = parsed(&config(Capacity::Own(10 << 30)));
+        let file = parsed(&config(own(10 << 30)));
         assert_eq!(file["root"].as_str(), Some("/var/lib/buildkit"));
         assert_eq!(file["grpc"]["address"].as_array().map(Vec::len), Some(1));
         assert_eq!(file["grpc"]["address"][0].as_str(), Some("tcp://10.88.0.7:1234"));
@@ -312,7 +324,7 @@ mod tests {
     #[test]
     fn only_what_was_granted_is_an_entitlement() {
         let entitlements = Entitlements::from([Entitlement::NetworkHost]);
-        let file = parsed(&DaemonConfig { entitlements, ..config(Capacity::Own(10 << 30)) });
+        let file = parsed(&DaemonConfig { entitlements, ..config(own(10 << 30)) });
         let names = file["insecure-entitlements"].as_array().expect("a list");
         assert_eq!(names.iter().map(|name| name.as_str()).collect::<Vec<_>>(), [Some("network.host")]);
     }
@@ -328,10 +340,12 @@ mod tests {
 
     #[test]
     fn every_rule_has_a_ceiling_below_the_volume_and_the_last_knows_no_age() {
-        for capacity in
-            [Capacity::Own(SMALLEST), Capacity::Own(1 << 42), Capacity::Shared(SMALLEST), Capacity::Shared(1 << 42)]
-        {
-            let (Capacity::Own(size) | Capacity::Shared(size)) = capacity;
+        for (capacity, size) in [
+            (own(2 * SMALLEST), 2 * SMALLEST),
+            (own(1 << 42), 1 << 42),
+            (Capacity::Shared(SMALLEST), SMALLEST),
+            (Capacity::Shared(1 << 42), 1 << 42),
+        ] {
             let rules = rules(&config(capacity));
             for rule in &rules {
                 let ceiling = bytes(rule, "maxUsedSpace");
@@ -350,10 +364,12 @@ mod tests {
 
     #[test]
     fn what_cannot_work_is_refused() {
-        assert_eq!(config(Capacity::Own(SMALLEST - 1)).render(), Err(ConfigError::TooSmall { bytes: SMALLEST - 1 }));
+        assert!(matches!(config(own(SMALLEST)).render(), Err(ConfigError::TooSmall { .. })));
+        let shared = Capacity::Shared(SMALLEST - 1);
+        assert_eq!(config(shared).render(), Err(ConfigError::TooSmall { bytes: SMALLEST - 1 }));
         let long = PathBuf::from(format!("/{}", "x".repeat(100)));
         assert_eq!(
-            DaemonConfig { run: long.clone(), ..config(Capacity::Own(1 << 40)) }.render(),
+            DaemonConfig { run: long.clone(), ..config(own(1 << 40)) }.render(),
             Err(ConfigError::RunTooLong(long))
         );
     }
@@ -361,7 +377,7 @@ mod tests {
     #[test]
     fn odd_paths_survive() {
         let odd = "/srv/a \"b\"\\\n[c]";
-        let file = parsed(&DaemonConfig { root: odd.into(), ..config(Capacity::Own(1 << 40)) });
+        let file = parsed(&DaemonConfig { root: odd.into(), ..config(own(1 << 40)) });
         assert_eq!(file["root"].as_str(), Some(odd));
     }
 }

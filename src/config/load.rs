@@ -10,7 +10,7 @@ use std::time::Duration;
 use kiln_domain::Settings;
 use thiserror::Error;
 
-use super::{Config, RuntimeKind};
+use super::{Config, EngineKind, RuntimeKind};
 
 /// What the command line says over the file.
 #[derive(Debug, Clone, Default)]
@@ -174,6 +174,19 @@ impl Config {
         }
         if let Err(error) = self.rules() {
             return value("rules", &self.rules.len(), &error.to_string());
+        }
+        match (self.volumes.engine, &self.volumes.dataset) {
+            (EngineKind::Zfs, None) => {
+                return value("volumes.dataset", &"", "engine zfs needs one: name a dataset, as tank/kiln/cache");
+            }
+            (EngineKind::Dir | EngineKind::Btrfs, Some(dataset)) => {
+                return value(
+                    "volumes.dataset",
+                    dataset,
+                    "only engine zfs has one: set volumes.engine, or leave it out",
+                );
+            }
+            _ => {}
         }
         if self.volumes.size < MIN_VOLUME {
             return value("volumes.size", &self.volumes.size, "a cache below 1GiB is of no use");
@@ -349,6 +362,8 @@ mod tests {
             ("[policy]\nmax_build_age = '0s'", "policy.max_build_age"),
             ("[policy]\nidle_window = 'soon'", "idle_window"),
             ("[volumes]\nsize = '1MiB'", "volumes.size"),
+            ("[volumes]\nengine = 'zfs'", "volumes.dataset"),
+            ("[volumes]\ndataset = 'tank/kiln'", "volumes.dataset"),
             ("[volumes]\nsize = '60GB'", "size"),
             ("[buildkit]\nport = 0", "buildkit.port"),
             ("[gateway]\nlisten = '0.0.0.0:1234'", "gateway.listen"),

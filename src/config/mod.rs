@@ -136,14 +136,17 @@ pub struct Limits {
 pub enum EngineKind {
     Dir,
     Btrfs,
+    Zfs,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Volumes {
     pub engine: EngineKind,
-    /// `None`: `<state_dir>/volumes`. Must exist.
+    /// `None`: `<state_dir>/volumes`. Must exist; for engine `zfs` it is the mountpoint of `dataset`.
     pub path: Option<PathBuf>,
+    /// What engine `zfs` keeps everything below, and no other engine has. Must exist.
+    pub dataset: Option<String>,
     /// What one project's cache may grow to; buildkitd's garbage collection keeps well below it.
     #[serde(with = "units::bytes")]
     pub size: u64,
@@ -260,6 +263,7 @@ impl Rule {
             processes: self.processes,
             io_bytes: self.io,
             entitlements: self.entitlements.clone(),
+            ..Settings::default()
         }
     }
 }
@@ -336,7 +340,7 @@ impl Default for Incus {
 impl Default for Volumes {
     fn default() -> Self {
         // The reference's default size of a cache volume.
-        Self { engine: EngineKind::Dir, path: None, size: 60 << 30 }
+        Self { engine: EngineKind::Dir, path: None, dataset: None, size: 60 << 30 }
     }
 }
 
@@ -393,6 +397,7 @@ impl Config {
             io_bytes: limits.io,
             // Only by a rule or for a project: not for all at once.
             entitlements: None,
+            ..Settings::default()
         }
     }
 

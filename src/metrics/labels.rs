@@ -104,6 +104,8 @@ impl From<Step> for StepLabel {
             Step::ListSnapshots => Self::ListSnapshots,
             Step::TakeSnapshot => Self::TakeSnapshot,
             Step::DestroySnapshot(_) => Self::DestroySnapshot,
+            Step::Measure => Self::Measure,
+            Step::Resize(_) => Self::Resize,
             Step::WriteFiles => Self::WriteFiles,
             Step::CreateInstance => Self::CreateInstance,
             Step::DestroyInstance => Self::DestroyInstance,
@@ -138,7 +140,9 @@ impl Stage {
             | Step::DestroyVolume
             | Step::ListSnapshots
             | Step::TakeSnapshot
-            | Step::DestroySnapshot(_) => None,
+            | Step::DestroySnapshot(_)
+            | Step::Measure
+            | Step::Resize(_) => None,
         }
     }
 }
@@ -201,6 +205,8 @@ label! {
         ListSnapshots = "list_snapshots",
         TakeSnapshot = "take_snapshot",
         DestroySnapshot = "destroy_snapshot",
+        Measure = "measure",
+        Resize = "resize",
         WriteFiles = "write_files",
         CreateInstance = "create_instance",
         StartInstance = "start_instance",

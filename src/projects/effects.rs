@@ -155,6 +155,19 @@ impl EffectError {
         }
     }
 
+    /// Whether a daemon ended for want of room on its volume.
+    pub fn is_full_volume(&self) -> bool {
+        // As of ENOSPC and EDQUOT: a quota says the second.
+        const WORDS: [&str; 2] = ["disk quota exceeded", "no space left on device"];
+        match self {
+            Self::Exited { log, .. } | Self::Runtime(RuntimeError::Exited { log, .. }) => {
+                let log = log.to_ascii_lowercase();
+                WORDS.iter().any(|words| log.contains(words))
+            }
+            _ => false,
+        }
+    }
+
     /// What says that the cache is damaged: no daemon will ever open it.
     pub fn damage(&self) -> Option<String> {
         match self {
@@ -206,7 +219,9 @@ impl StepDeadlines {
             | Step::Rollback(_)
             | Step::ListSnapshots
             | Step::TakeSnapshot
-            | Step::DestroySnapshot(_) => self.create_volume,
+            | Step::DestroySnapshot(_)
+            | Step::Measure
+            | Step::Resize(_) => self.create_volume,
             Step::DestroyVolume => self.destroy_volume,
             Step::WriteFiles => self.write_files,
             Step::CreateInstance => self.create_instance,

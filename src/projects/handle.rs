@@ -7,9 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kiln_domain::admission::AdmissionPolicy;
 use kiln_domain::cache::fanout::FanOutPolicy;
+use kiln_domain::project::PullRequestError;
 use kiln_domain::settings::HostSize;
 use kiln_domain::{AddressPool, BuildSpec, Identity, Key, Lease, LeaseToken, Policy, Role, Rules, Settings};
-use kiln_domain::project::PullRequestError;
 use kiln_wire::{Credential, RouteResponse};
 use std::net::SocketAddrV4;
 use thiserror::Error;
@@ -230,8 +230,15 @@ impl Projects {
             deadlines: config.deadlines,
             addresses: config.addresses,
         };
-        let projects =
-            Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), spread, cheap, pki, entropy };
+        let projects = Self {
+            shared: Arc::new(shared),
+            registry: Registry::default(),
+            config: Arc::new(config),
+            spread,
+            cheap,
+            pki,
+            entropy,
+        };
         projects.register_levels();
         projects
     }
@@ -336,12 +343,7 @@ impl Projects {
     }
 
     /// A lease that its client has from an earlier answer.
-    async fn resume(
-        &self,
-        identity: &Identity,
-        token: LeaseToken,
-        patience: Duration,
-    ) -> Result<Routed, RouteError> {
+    async fn resume(&self, identity: &Identity, token: LeaseToken, patience: Duration) -> Result<Routed, RouteError> {
         let key = &self.holder_of(identity, &token).await?;
         // Whoever has no lease makes no project by asking for it.
         let worker = self.registry.worker(&self.shared, key, None).await?.ok_or(RouteError::Gone)?;
@@ -515,9 +517,11 @@ impl Projects {
     async fn check_forks(&self, key: &Key) -> Result<(), RouteError> {
         let project = key.project();
         let forks = self.registry.keys().into_iter().filter(|other| other.is_fork());
-        let (own, all) = forks.fold((0, 0), |(own, all), other| (own + usize::from(other.project() == project), all + 1));
+        let (own, all) =
+            forks.fold((0, 0), |(own, all), other| (own + usize::from(other.project() == project), all + 1));
         let ForkBounds { per_project, on_host } = self.config.forks;
-        let (there, limit, of) = if own >= per_project { (own, per_project, "of this project") } else { (all, on_host, "here") };
+        let (there, limit, of) =
+            if own >= per_project { (own, per_project, "of this project") } else { (all, on_host, "here") };
         if there < limit {
             return Ok(());
         }

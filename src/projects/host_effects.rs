@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::admission::HostLoad;
+use kiln_domain::cache::size::{Bounds, Collection, SizePolicy};
 use kiln_domain::health::Probed;
 use kiln_domain::lane::{entitlements_of, limits_of};
-use kiln_domain::plan::{Done, FilesSeen, InstanceSeen, Observed, Step, Stop, VolumeSeen};
+use kiln_domain::plan::{Done, FilesSeen, InstanceSeen, Observed, Step, Stop, VolumeSeen, bounds};
 use kiln_domain::settings::HostSize;
 use kiln_domain::{Key, ProjectRecord, Settings, Snapshot, SnapshotName, Timestamp, UntrustedPolicy, Verdict};
 use tokio::sync::broadcast;
@@ -42,6 +43,7 @@ pub struct HostEffectsConfig {
     pub daemon_port: u16,
     /// Where a daemon listens that only tries a snapshot out, one at a time; `None`: none is tried out.
     pub trial_address: Option<std::net::Ipv4Addr>,
+    pub growth: SizePolicy,
     /// What the volumes' file system holds, where volumes have no size of their own.
     pub shared_file_system: Option<u64>,
     /// Written into `buildkitd.toml`; empty leaves the choice to BuildKit.
@@ -144,12 +146,18 @@ impl HostEffects {
                 (volume, self.parts.pki.daemon_directory(&record.key), run.join(record.key.as_str()))
             }
         };
-        let capacity = match (settings.volume_bytes, self.config.shared_file_system) {
+        let policy = &self.config.growth;
+        let own = size_of(record, settings).zip(bounds(settings, policy));
+        let capacity = match (own, self.config.shared_file_system) {
             // Where nothing enforces a volume's size, the file system is the smaller promise.
-            (Some(own), Some(shared)) if shared < own => Capacity::Shared(shared),
-            (Some(own), _) => Capacity::Own(own),
+            (Some((own, _)), Some(shared)) if shared < own => Capacity::Shared(shared),
+            (Some((own, bounds)), _) => Capacity::Own(Collection::of(own, &bounds, policy)),
             (None, Some(shared)) => Capacity::Shared(shared),
-            (None, None) => Capacity::Own(Settings::SMALLEST_VOLUME),
+            (None, None) => {
+                let smallest = Settings::SMALLEST_VOLUME;
+                let bounds = Bounds::new(smallest, Some(smallest), policy);
+                Capacity::Own(Collection::of(smallest, &bounds, policy))
+            }
         };
         let config = DaemonConfig {
             root,
@@ -211,7 +219,7 @@ impl HostEffects {
 
     async fn write_files(&self, record: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
         // What the generated garbage collection keeps below must be what the volume enforces.
-        self.parts.volumes.resize(&record.key, settings.volume_bytes).await?;
+        self.parts.volumes.resize(&record.key, size_of(record, settings)).await?;
         let spec = self.spec_on_host(record, settings).await?;
         let toml = self.toml(record, settings, spec.volume)?;
         let (key, names, now) = (record.key.clone(), self.names(record), self.parts.clock.now());
@@ -411,7 +419,7 @@ impl Effects for HostEffects {
         let spec = || self.spec_on_host(record, settings);
         match step {
             Step::CreateVolume => {
-                volumes.create(&record.key, &described(record), settings.volume_bytes).await?;
+                volumes.create(&record.key, &described(record), size_of(record, settings)).await?;
             }
             Step::CloneVolume => return self.clone_volume(record, settings).await,
             Step::WriteFiles => self.write_files(record, settings).await?,
@@ -435,6 +443,8 @@ impl Effects for HostEffects {
                 return Ok(Done::Snapshots { all: volumes.snapshots(&record.key).await?, taken: false });
             }
             Step::TakeSnapshot => return self.take_snapshot(record).await,
+            Step::Measure => return Ok(Done::Measured(volumes.fill(&record.key).await?)),
+            Step::Resize(to) => volumes.resize(&record.key, Some(to)).await?,
             Step::DestroySnapshot(name) => volumes.destroy_snapshot(&record.key, name).await?,
             Step::StopInstance(how) => {
                 let bound = match how {
@@ -565,6 +575,11 @@ impl Effects for HostEffects {
 /// A fork runs code that nobody of the project has vouched for.
 fn lane_of(record: &ProjectRecord) -> Lane {
     if record.key.is_fork() { Lane::Untrusted } else { Lane::Trusted }
+}
+
+/// What a volume is to hold: what was set, or what it has grown to.
+pub(super) fn size_of(record: &ProjectRecord, settings: &Settings) -> Option<u64> {
+    settings.volume_bytes.map(|first| record.cache.size.unwrap_or(first).max(first))
 }
 
 /// Of bytes or inodes, whichever is fuller.

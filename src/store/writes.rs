@@ -30,7 +30,12 @@ pub(super) fn create_project(
     if let Some(record) = of_this_identity(writing, &identity)? {
         return Ok(Created { record, new: false });
     }
-    let record = ProjectRecord::of(identity, lowest_free_address(writing, pool)?, now);
+    let mut record = ProjectRecord::of(identity, lowest_free_address(writing, pool)?, now);
+    if record.key.role().is_derived()
+        && let Some(project) = rows::project_as_stored(writing.connection, &record.key.project())?
+    {
+        record.take_after(&project);
+    }
     insert_project(writing, &record)?;
     Ok(Created { record, new: true })
 }

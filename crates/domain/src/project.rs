@@ -228,6 +228,13 @@ impl ProjectRecord {
         }
     }
 
+    /// What is derived from a project has its limits and the size that its volume has grown to (F23, C10). How eagerly it is
+    /// kept up is its own.
+    pub fn take_after(&mut self, project: &Self) {
+        self.settings = Settings { tier: None, idle_window: None, fan_out: None, ..project.settings.clone() };
+        self.cache.size = project.cache.size;
+    }
+
     pub fn identity(&self) -> Identity {
         Identity { key: self.key.clone(), spec: self.spec.clone(), pull_request: self.pull_request.clone() }
     }

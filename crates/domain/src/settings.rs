@@ -91,6 +91,10 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_max_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fan_out: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
@@ -228,6 +232,8 @@ impl Settings {
             tier,
             idle_window: self.idle_window.or(next.idle_window.filter(|_| inherits_window)),
             volume_bytes: self.volume_bytes.or(next.volume_bytes),
+            volume_max_bytes: self.volume_max_bytes.or(next.volume_max_bytes),
+            fan_out: self.fan_out.or(next.fan_out),
             memory_bytes: self.memory_bytes.or(next.memory_bytes),
             cpus: self.cpus.or(next.cpus),
             processes: self.processes.or(next.processes),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use kiln_domain::cache::size::Fill;
 
 use super::command::{Failure, Program, QUICK, WALK};
 use super::dir::{remove_all, room};
@@ -161,6 +162,15 @@ impl Medium for Btrfs {
         }
         self.run(&["filesystem".as_ref(), "sync".as_ref(), "--".as_ref(), at.as_os_str()]).await?;
         Ok(Some(self.generations(at).await?.last > taken))
+    }
+
+    async fn fill(&self, at: &Path) -> Result<Option<Fill>, Failure> {
+        let (free, inodes_available) = room(at)?;
+        // As of the last commit of the file system: a measurement must not make it write everything out.
+        let Some(quota) = self.quota(at, Sync::Not).await? else { return Ok(None) };
+        let Some(size) = quota.limit else { return Ok(None) };
+        let available = free.min(size.saturating_sub(quota.referenced));
+        Ok(Some(Fill { used: quota.referenced, size, available, inodes_available }))
     }
 
     async fn resize(&self, at: &Path, size: Option<u64>) -> Result<(), Failure> {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use kiln_domain::cache::size::Fill;
 
 use super::command::{Failure, Program, WALK};
 use super::medium::{Copy, Medium};
@@ -112,6 +113,10 @@ impl Medium for Dir {
     }
 
     /// Nothing enforces a size here.
+    async fn fill(&self, _at: &Path) -> Result<Option<Fill>, Failure> {
+        Ok(None)
+    }
+
     async fn resize(&self, _at: &Path, _size: Option<u64>) -> Result<(), Failure> {
         Ok(())
     }

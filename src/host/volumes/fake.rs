@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use kiln_domain::cache::size::Fill;
 use kiln_domain::{Key, Snapshot, SnapshotName, Timestamp, Verdict};
 
 use super::{FoundVolume, Fullness, TrashName, Trashed, Usage, Volume, VolumeEngine, VolumeError};
@@ -288,6 +289,12 @@ impl VolumeEngine for FakeVolumes {
         let snapshots = Some(alone.into_iter().map(|(_, text)| text.len() as u64).sum());
         let available = if full { 0 } else { model.size.unwrap_or(ROOM).saturating_sub(used + shared) };
         Ok(Usage { used, shared: Some(shared), snapshots, size: model.size, available, inodes_available: None })
+    }
+
+    async fn fill(&self, key: &Key) -> Result<Option<Fill>, VolumeError> {
+        let Usage { used, shared, size, available, inodes_available, .. } = self.usage(key).await?;
+        let used = used + shared.unwrap_or(0);
+        Ok(size.map(|size| Fill { used, size, available, inodes_available }))
     }
 
     async fn resize(&self, key: &Key, size: Option<u64>) -> Result<(), VolumeError> {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
+use kiln_domain::cache::size::Fill;
 
 use super::Usage;
 use super::command::Failure;
@@ -29,6 +30,9 @@ pub trait Medium: Send + Sync + 'static {
     async fn remove(&self, at: &Path) -> Result<(), Failure>;
 
     async fn usage(&self, at: &Path, snapshots: &[PathBuf]) -> Result<Usage, Failure>;
+
+    /// See [`super::VolumeEngine::fill`].
+    async fn fill(&self, at: &Path) -> Result<Option<Fill>, Failure>;
 
     /// See [`super::VolumeEngine::written_since`].
     async fn written_since(&self, at: &Path, snapshot: &Path) -> Result<Option<bool>, Failure>;

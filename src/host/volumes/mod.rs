@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use kiln_domain::cache::size::Fill;
 use kiln_domain::cache::{Snapshot, SnapshotName, Verdict};
 use kiln_domain::{Key, Timestamp};
 use thiserror::Error;
@@ -29,14 +30,17 @@ mod mounts;
 mod names;
 mod record;
 mod root;
-pub mod sound;
+mod sound;
 mod tree;
+pub mod zfs;
 
 pub use btrfs::BtrfsEngine;
 pub use dir::DirEngine;
 #[cfg(test)]
 pub use fake::FakeVolumes;
 pub use names::{ParseNameError, TrashName};
+pub use sound::{broken_database, changed_blobs};
+pub use zfs::ZfsEngine;
 
 /// Where programs that run as root may come from: the places of a distribution and of NixOS. Never `$PATH`.
 pub const SEARCH: [&str; 6] =
@@ -162,6 +166,9 @@ pub trait VolumeEngine: Send + Sync + 'static {
     async fn set_properties(&self, key: &Key, properties: &Properties) -> Result<(), VolumeError>;
 
     async fn usage(&self, key: &Key) -> Result<Usage, VolumeError>;
+
+    /// How full a volume is whose size is enforced; `None` where it is not. Cheap: it is asked for all the time.
+    async fn fill(&self, key: &Key) -> Result<Option<Fill>, VolumeError>;
 
     /// What it may grow to from now on, where the engine can enforce it; clones made later inherit it. Never below what it
     /// holds and a tenth of that: a daemon cannot even start on a full one, nor throw anything away.

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
+use kiln_domain::cache::size::Fill;
 use kiln_domain::{Key, Snapshot, SnapshotName, Verdict};
 use rustix::fs::{CWD, RenameFlags};
 
@@ -315,6 +316,12 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         measured.await.map_err(|e| e.during(OPERATION, key))
     }
 
+    async fn fill(&self, key: &Key) -> Result<Option<Fill>, VolumeError> {
+        const OPERATION: &str = "measure";
+        let (volume, _) = self.require(OPERATION, key).await?;
+        self.medium.fill(&volume.path).await.map_err(|e| e.during(OPERATION, key))
+    }
+
     async fn resize(&self, key: &Key, size: Option<u64>) -> Result<(), VolumeError> {
         const OPERATION: &str = "resize";
         let _locked = self.locks.lock(key).await;
@@ -542,7 +549,7 @@ async fn retire(path: &Path, half: &Path) -> Result<(), Failure> {
 }
 
 /// Keeps daemons out of a cache. `None` when none has ever been in there.
-fn hold_cache(cache: &Path) -> Result<Option<Held>, Failure> {
+pub(super) fn hold_cache(cache: &Path) -> Result<Option<Held>, Failure> {
     match occupancy::keep_daemon_out(cache).map_err(|e| Failure::io(cache, e))? {
         Occupancy::Free(held) => Ok(held),
         Occupancy::Taken => Err(Failure::Busy { holder: "its buildkitd, which must be stopped first".to_owned() }),

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use kiln_domain::cache::history::newest_good;
-use kiln_domain::plan::{Done, Stop, Step};
+use kiln_domain::plan::{Done, Step, Stop};
 use kiln_domain::{Key, ProjectRecord, Role, Settings, SnapshotName, Timestamp, Verdict};
 
 use super::super::reconcile::record_of;
-use super::{EffectError, Effects as _, HostEffects, HostParts, described};
-use crate::host::volumes::{TrashName, VolumeError, sound};
+use super::{EffectError, Effects as _, HostEffects, HostParts, described, size_of};
+use crate::host::volumes::{TrashName, VolumeError, broken_database, changed_blobs};
 
 /// A daemon that opens a large cache for the first time reads through it.
 const TRIAL_PATIENCE: Duration = Duration::from_mins(2);
@@ -21,7 +21,7 @@ impl HostEffects {
         let from = match volumes.fork(&parent, &record.key, &own).await {
             Ok(_) => format!("what {parent} holds now"),
             Err(VolumeError::Missing { .. }) => {
-                volumes.create(&record.key, &own, settings.volume_bytes).await?;
+                volumes.create(&record.key, &own, size_of(record, settings)).await?;
                 format!("nothing: {parent} has no cache yet")
             }
             Err(busy @ VolumeError::Busy { .. }) => {
@@ -90,10 +90,10 @@ impl HostEffects {
             None => None,
         };
         let checked = tokio::task::spawn_blocking(move || {
-            if let Some(what) = sound::broken_database(&volume.path)? {
+            if let Some(what) = broken_database(&volume.path)? {
                 return Ok(Some(what));
             }
-            good.map_or(Ok(None), |good| sound::changed_blobs(&volume.path, &good))
+            good.map_or(Ok(None), |good| changed_blobs(&volume.path, &good))
         });
         match checked.await.map_err(|_| EffectError::Interrupted { what: "a look at a cache" })? {
             Ok(None) => Ok(()),
@@ -133,7 +133,7 @@ impl HostEffects {
 
     async fn open_clone(&self, trial: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
         let volume = self.parts.volumes.get(&trial.key).await?.map(|volume| volume.path).unwrap_or_default();
-        let broken = tokio::task::spawn_blocking(move || sound::broken_database(&volume)).await;
+        let broken = tokio::task::spawn_blocking(move || broken_database(&volume)).await;
         if let Ok(Ok(Some(what))) = broken {
             return Err(EffectError::Damaged { key: trial.key.clone(), what });
         }

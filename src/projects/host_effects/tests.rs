@@ -118,6 +118,7 @@ impl Lab {
             pressure: PressureFiles { pressure: at("pressure"), meminfo: at("meminfo") },
         };
         let config = HostEffectsConfig {
+            growth: SizePolicy::default(),
             trial_address: Some(std::net::Ipv4Addr::new(127, 0, 0, 99)),
             domains: vec!["cache.example".to_owned(), "old.example".to_owned()],
             daemon_port: 8372,

@@ -109,7 +109,7 @@ impl Worker {
                 self.note_failed_wish(step, &error);
             }
             Outcome::Performed(step, Err(error)) => {
-                if self.note_damage(&error) {
+                if self.note_damage(&error) || self.note_full(&error) {
                     return;
                 }
                 if step == Step::AwaitServing {
@@ -155,12 +155,16 @@ impl Worker {
             }
             (Step::AdoptInstance, _) => self.forget_run(),
             (Step::AwaitServing, _) => {
-                self.damage = None;
+                (self.damage, self.room.full) = (None, false);
                 self.note_probe(Probed { answered: true, cpu: None });
             }
             (_, Done::Snapshots { all, taken }) => self.note_snapshots(step, all, *taken),
-            (_, Done::Cloned { from }) => self.log_event(self.event("cloned", format!("its cache is a copy of {from}"))),
+            (_, Done::Cloned { from }) => {
+                self.log_event(self.event("cloned", format!("its cache is a copy of {from}")))
+            }
             (Step::DestroySnapshot(name), _) => self.note_destroyed(name),
+            (_, Done::Measured(fill)) => self.room.measured = Some((now, *fill)),
+            (Step::Resize(to), _) => self.note_resized(to),
             (Step::Rollback(to), _) => self.note_rollback(to),
             (Step::DiscardCache | Step::DestroyVolume, _) => self.note_emptied(step),
             (_, Done::Probed(probed)) => self.note_probe(*probed),

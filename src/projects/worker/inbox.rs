@@ -219,6 +219,9 @@ impl Worker {
             self.record.settings = before;
         }
         self.settings = self.shared.settings(&self.record);
+        self.desk.load.set_members(self.settings.fan_out);
+        // What bounds it may be another now.
+        self.room.measured = None;
         // What of it is out of date now is seen by looking.
         self.something_happened(Occasion::Routine);
     }

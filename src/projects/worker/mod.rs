@@ -38,7 +38,7 @@ use doing::{InFlight, landed};
 use kiln_domain::explain::{Explanation, explain};
 use kiln_domain::health::Health;
 use kiln_domain::plan::{
-    Counted, Demand, InstanceSeen, Observed, Past, Place, Reason, Setbacks, Situation, StopWish, VolumeSeen,
+    Counted, Demand, InstanceSeen, Observed, Past, Place, Reason, Room, Setbacks, Situation, StopWish, VolumeSeen,
 };
 use kiln_domain::{Key, Lease, Phase, Plan, ProjectRecord, Settings, Snapshot, Step, Timestamp, plan};
 use tokio::sync::oneshot;
@@ -96,6 +96,7 @@ pub(super) struct Worker {
     snapshots: Option<Vec<Snapshot>>,
     /// What a daemon said that could not open the cache.
     damage: Option<String>,
+    room: Room,
     /// Something about the past failed.
     upkeep_paused_until: Option<Timestamp>,
     /// As of the last look that succeeded, and what was done since; `None`: nothing is known.
@@ -163,9 +164,11 @@ impl Worker {
         }
         record.last_activity = record.last_activity.min(now);
         desk.load.set_leases(leases.len());
+        let settings = shared.settings(&record);
+        desk.load.set_members(settings.fan_out);
         Self {
             key: record.key.clone(),
-            settings: shared.settings(&record),
+            settings,
             run: Run { served: matches!(record.phase, Phase::Warm | Phase::Draining), ..Run::default() },
             anchor: (now, Instant::now()),
             shared,
@@ -181,6 +184,7 @@ impl Worker {
             snapshot_askers: Vec::new(),
             snapshots: None,
             damage: None,
+            room: Room::default(),
             upkeep_paused_until: None,
             observed: None,
             look: None,
@@ -444,6 +448,7 @@ impl Worker {
                 cheap: self.shared.effects.snapshots_are_cheap(),
                 paused_until: self.upkeep_paused_until,
             },
+            room: self.room,
             room_wanted: self.run.room_wanted,
             now: self.now(),
             policy: &self.shared.policy,

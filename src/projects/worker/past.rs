@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use kiln_domain::plan::StopWish;
+use kiln_domain::cache::size::{Resize, Why};
+use kiln_domain::plan::{Room, StopWish, bounds};
 use kiln_domain::{Phase, Snapshot, SnapshotName, Step};
+use kiln_wire::units::show_size;
 
 use super::super::effects::EffectError;
 use super::super::messages::StopRefusal;
@@ -59,7 +61,9 @@ impl Worker {
         self.record.cache = kiln_domain::project::CacheNotes::default();
         if self.record.phase != Phase::Removing {
             let (kind, text) = match step {
-                Step::DiscardCache => ("reset", "its next build begins with an empty cache; what it was is in the trash"),
+                Step::DiscardCache => {
+                    ("reset", "its next build begins with an empty cache; what it was is in the trash")
+                }
                 _ => ("evicted", "its cache was freed to make room; its next build begins with an empty one"),
             };
             drop(self.shared.store.save_project(&self.record, Some(self.event(kind, text.to_owned()))));
@@ -73,6 +77,10 @@ impl Worker {
         self.upkeep_paused_until = Some(self.now().plus(UPKEEP_AGAIN));
         self.log_event(self.event("upkeep-failed", format!("could not {}: {reason}", step.name())));
         self.answer_snapshot_askers(&Self::failed_wish(error, step));
+        if self.room.full && step == Step::Measure {
+            // What cannot be measured cannot be helped.
+            self.room.measured = Some((self.now(), None));
+        }
         if self.damage.is_some() {
             // Without a list there is nothing to go back to.
             self.snapshots = Some(Vec::new());
@@ -101,6 +109,34 @@ impl Worker {
             self.look = None;
         }
         !already
+    }
+
+    /// True: more room may help, and whoever waits for the daemon waits on.
+    pub(super) fn note_full(&mut self, error: &EffectError) -> bool {
+        if !error.is_full_volume() || self.room.full || bounds(&self.settings, &self.shared.policy.size).is_none() {
+            return false;
+        }
+        self.log_event(self.event("full", format!("its volume has no room for a daemon: {}", error.in_words())));
+        self.room = Room { measured: None, full: true };
+        (self.observed, self.look) = (None, None);
+        true
+    }
+
+    pub(super) fn note_resized(&mut self, to: u64) {
+        let resize = self.room.resize(&self.settings, &self.shared.policy.size);
+        // A daemon that met the end of its room gets no use of more before it is started anew.
+        if let (Some(Resize { why: Why::Full { .. } | Why::Inodes { .. }, .. }), Some((observed, _))) =
+            (resize, &mut self.observed)
+        {
+            observed.outdate("its volume, which was full");
+        }
+        let why = resize.map_or_else(String::new, |resize| format!(": {}", resize.why));
+        self.record.cache.size = Some(to);
+        self.room = Room::default();
+        let text = format!("its volume may hold {} now{why}", show_size(to));
+        drop(self.shared.store.save_project(&self.record, Some(self.event("resized", text))));
+        // The configuration that says when it is collected follows with the next start.
+        self.something_happened(Occasion::Routine);
     }
 
     pub(super) fn refuse_snapshot_askers(&mut self, why: &str) {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use futures_util::future::join_all;
-use kiln_domain::{Generation, Phase, ProjectRecord, Settings, Tier};
+use kiln_domain::{Generation, Identity, Phase, ProjectRecord, Settings, Tier};
 
 use super::super::{Created, StoreError};
 use super::writing::sql;
@@ -31,6 +31,7 @@ async fn a_project_comes_back_as_it_was_saved() {
         processes: Some(4096),
         io_bytes: Some(9 << 20),
         entitlements: Some([kiln_domain::Entitlement::NetworkHost].into()),
+        ..Settings::default()
     };
     record.builds.note(NOW);
     record.builds.note(NOW.plus(Duration::from_secs(1)));
@@ -213,4 +214,25 @@ async fn only_what_is_being_removed_is_removed_and_its_leases_with_it() {
     assert_eq!(store.lease(&lease(1).token).await.expect("reads"), None);
     assert_eq!(store.events(0, 9).await.expect("reads").len(), 1, "the one that removed it");
     assert!(matches!(add_lease(&store, 1, &lease(2), None).await, Err(StoreError::UnknownProject { .. })));
+}
+
+#[tokio::test]
+async fn what_is_derived_has_its_project_s_limits_and_size() {
+    let place = Place::new();
+    let store = place.open();
+    let mut project = store.create_project(&spec(1), POOL, NOW).await.expect("creates").record;
+    project.settings = Settings { tier: Some(Tier::Hot), memory_bytes: Some(1 << 30), ..Settings::default() };
+    project.cache.size = Some(90 << 30);
+    store.save_project(&project, None).await.expect("saves");
+    let identity = Identity::pull_request(spec(1), "12").expect("a name");
+    let created = store.create_project(&identity, POOL, NOW).await.expect("creates");
+    let fork = created.record;
+    assert_eq!((fork.settings.memory_bytes, fork.settings.tier), (Some(1 << 30), None));
+    assert_eq!((fork.cache.size, fork.pull_request.as_deref()), (Some(90 << 30), Some("12")));
+    assert_eq!(store.project(&fork.key).await.expect("reads"), Some(fork.clone()));
+    assert_ne!(fork.address, project.address);
+    let again = store.create_project(&identity, POOL, NOW).await.expect("finds");
+    assert_eq!((again.record, again.new), (fork, false));
+    let other = Identity { pull_request: Some("13".into()), ..identity };
+    assert!(matches!(store.create_project(&other, POOL, NOW).await, Err(StoreError::OtherIdentity { .. })));
 }

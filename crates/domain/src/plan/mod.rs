@@ -42,7 +42,7 @@
 //!    stopped to be replaced comes up again, unless it would have to wait for its place.
 //! 8. **Otherwise**: it is stopped. The volume is never touched (K3); what is only a copy ([`crate::key::Role::is_derived`]) is
 //!    removed, its volume with it.
-//! 9. **Where that leaves nothing to do**, something may be due for the cache's past: a snapshot ([`crate::cache::history`]), or the end of
+//! 9. **Where that leaves nothing to do**, something may be due for the cache: more room ([`crate::cache::size`]), or for its past: a snapshot ([`crate::cache::history`]), or the end of
 //!    one. It changes nothing of the daemon.
 //!
 //! Rules 5, 6 and 8 ask the daemon first (one that has not answered since its start, which Kiln watched, is not asked: nobody
@@ -63,7 +63,8 @@ mod upkeep;
 pub use reason::Reason;
 pub use rules::{Plan, plan};
 pub use situation::{
-    Counted, Demand, FilesSeen, InstanceSeen, Observed, Past, Place, Policy, Setbacks, Situation, StopWish, VolumeSeen,
+    Counted, Demand, FilesSeen, InstanceSeen, Observed, Past, Place, Policy, Room, Setbacks, Situation, StopWish,
+    VolumeSeen, bounds,
 };
 pub use step::{Done, Step, Stop};
 

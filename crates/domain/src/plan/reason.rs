@@ -49,6 +49,8 @@ pub enum Reason {
         tried: bool,
     },
     Forced,
+    /// Its volume has no room for a daemon to start in, and cannot get more.
+    Full,
     /// A build runs in the daemon that no lease and no connection tells of.
     ActiveBuilds {
         builds: u32,
@@ -106,6 +108,7 @@ impl Reason {
             Self::Rescue { .. } => "rescue",
             Self::Damaged { .. } => "damaged",
             Self::Forced => "forced",
+            Self::Full => "full",
             Self::ActiveBuilds { .. } => "active-builds",
             Self::NotAnswering => "not-answering",
             Self::NotServing => "not-serving",
@@ -153,6 +156,10 @@ impl fmt::Display for Reason {
                 )
             }
             Self::Forced => f.write_str("an admin forced it"),
+            Self::Full => f.write_str(
+                "its volume is full, so that no daemon can start: give it more (`kiln set --volume-max`), or begin anew \
+                 (`kiln cache reset`)",
+            ),
             Self::ActiveBuilds { builds } => write!(f, "{builds} build(s) run in it, by its own account"),
             Self::NotAnswering => f.write_str("it does not answer, and a build may run in it"),
             Self::NotServing => f.write_str("it runs but did not answer in time"),

@@ -218,7 +218,7 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
             keep_up(situation, need, false)
         };
     }
-    if let Some(plan) = rescue(situation) {
+    if let Some(plan) = rescue(situation).or_else(|| make_room(situation)) {
         return plan;
     }
     // A roll is one until the daemon starts: nobody but the phase knows that it has to come up again.
@@ -256,16 +256,27 @@ fn rescue(situation: &Situation<'_>) -> Option<Plan> {
         return Some(Plan::step(Phase::Provisioning, Step::ListSnapshots, reason));
     };
     let tried = record.cache.rescued.is_some_and(|rescued| now.since(rescued) < RESCUE_AGAIN);
-    match newest_good(snapshots).filter(|_| !tried) {
-        Some(good) => {
-            let reason = Reason::Rescue { to: good.name, damage };
-            Some(Plan::step(Phase::Provisioning, Step::Rollback(good.name), reason))
-        }
-        None => {
-            let reason = Reason::Damaged { damage, tried };
-            Some(Plan::rest(Phase::Failed { reason: reason.to_string() }, reason, None))
-        }
+    let Some(good) = newest_good(snapshots).filter(|_| !tried) else {
+        let reason = Reason::Damaged { damage, tried };
+        return Some(Plan::rest(Phase::Failed { reason: reason.to_string() }, reason, None));
+    };
+    let reason = Reason::Rescue { to: good.name, damage };
+    Some(Plan::step(Phase::Provisioning, Step::Rollback(good.name), reason))
+}
+
+/// A volume that is full to the brim is a brick until it is given more.
+fn make_room(situation: &Situation<'_>) -> Option<Plan> {
+    let Situation { settings, policy, room, .. } = *situation;
+    if !room.full {
+        return None;
     }
+    if room.measured.is_none() {
+        return Some(Plan::step(Phase::Provisioning, Step::Measure, Reason::Full));
+    }
+    Some(match room.resize(settings, &policy.size) {
+        Some(resize) => Plan::step(Phase::Provisioning, Step::Resize(resize.to), Reason::Full),
+        None => Plan::rest(Phase::Failed { reason: Reason::Full.to_string() }, Reason::Full, None),
+    })
 }
 
 /// A daemon that is up and needed: asked now and then whether it is well. One that is silent is waited for: it is slow, or

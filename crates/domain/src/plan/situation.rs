@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::reason::Reason;
 use super::step::{Done, Step};
 use crate::admission::{Refused, WaitsFor};
+use crate::cache::size::{self, Bounds, Fill, Resize, SizePolicy};
 use crate::cache::{HistoryPolicy, Snapshot, SnapshotName};
 use crate::health::{Health, HealthPolicy};
 use crate::idle::IdlePolicy;
@@ -14,7 +15,7 @@ use crate::settings::{Settings, Tier};
 use crate::time::Timestamp;
 
 /// The host's settings that the rules need.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Policy {
     pub lease: LeasePolicy,
     pub idle: IdlePolicy,
@@ -25,6 +26,7 @@ pub struct Policy {
     /// Leases a project may have at a time; a route beyond is refused.
     pub max_leases: usize,
     pub history: HistoryPolicy,
+    pub size: SizePolicy,
 }
 
 impl Default for Policy {
@@ -43,6 +45,7 @@ impl Default for Policy {
             roll_held: 60 * MINUTE,
             max_leases: 1024,
             history: HistoryPolicy::default(),
+            size: SizePolicy::default(),
         }
     }
 }
@@ -70,6 +73,7 @@ pub struct Situation<'a> {
     pub gave_up_on: Option<&'a str>,
     pub place: Place,
     pub past: Past<'a>,
+    pub room: Room,
     /// Somebody waits for a start, and this daemon's stop would make room for it.
     pub room_wanted: bool,
     pub now: Timestamp,
@@ -153,6 +157,28 @@ impl Demand<'_> {
         let ends = |lease: &Lease| lease.created.plus(policy.roll_held).min(lease.expires);
         self.leases.iter().map(ends).filter(|until| *until > now).max()
     }
+}
+
+/// What is known of the room that a cache has.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Room {
+    /// The last measurement, and when it was made. Without a fill: nothing bounds this volume.
+    pub measured: Option<(Timestamp, Option<Fill>)>,
+    /// A daemon could not start for want of it.
+    pub full: bool,
+}
+
+impl Room {
+    /// `None`: the size that it has is right, or nothing bounds it, or nobody has looked.
+    pub fn resize(&self, settings: &Settings, policy: &SizePolicy) -> Option<Resize> {
+        let (_, fill) = self.measured?;
+        size::next(&fill?, &bounds(settings, policy)?, policy)
+    }
+}
+
+/// Between what a project's volume stays; `None`: it has no size of its own.
+pub fn bounds(settings: &Settings, policy: &SizePolicy) -> Option<Bounds> {
+    settings.volume_bytes.map(|first| Bounds::new(first, settings.volume_max_bytes, policy))
 }
 
 /// What was seen on the host. Errors are not in here: a look that failed is no observation (F18).
@@ -251,7 +277,16 @@ impl Observed {
             | Step::Rollback(_)
             | Step::ListSnapshots
             | Step::TakeSnapshot
-            | Step::DestroySnapshot(_) => {}
+            | Step::DestroySnapshot(_)
+            | Step::Measure
+            | Step::Resize(_) => {}
+        }
+    }
+
+    /// Made anew, a running daemon would be another, in this.
+    pub fn outdate(&mut self, what: &str) {
+        if let InstanceSeen::Running { outdated, .. } = &mut self.instance {
+            *outdated = Some(outdated.as_ref().map_or_else(|| what.to_owned(), |others| format!("{others}, {what}")));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::cache::size::Fill;
 use crate::cache::{Snapshot, SnapshotName};
 use crate::health::Probed;
 
@@ -41,6 +42,10 @@ pub enum Step {
     /// Unless nothing was written since the newest.
     TakeSnapshot,
     DestroySnapshot(SnapshotName),
+    /// Ask the storage how full the volume is.
+    Measure,
+    /// To so many bytes.
+    Resize(u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -71,6 +76,8 @@ impl Step {
             Self::ListSnapshots => "list the snapshots",
             Self::TakeSnapshot => "take a snapshot",
             Self::DestroySnapshot(_) => "destroy a snapshot",
+            Self::Measure => "measure the cache",
+            Self::Resize(_) => "resize the volume",
         }
     }
 
@@ -95,10 +102,13 @@ impl Step {
         matches!(self, Self::Probe | Self::CountBuilds)
     }
 
-    /// Whether it is about the cache's past and not about the daemon: nobody waits for it, builds are routed meanwhile, and its
+    /// Whether it is about the cache and not about the daemon: nobody waits for it, builds are routed meanwhile, and its
     /// failure is no setback.
     pub const fn is_upkeep(self) -> bool {
-        matches!(self, Self::ListSnapshots | Self::TakeSnapshot | Self::DestroySnapshot(_))
+        matches!(
+            self,
+            Self::ListSnapshots | Self::TakeSnapshot | Self::DestroySnapshot(_) | Self::Measure | Self::Resize(_)
+        )
     }
 
     /// Whether somebody asked for just this, and is told when it fails.
@@ -124,6 +134,8 @@ pub enum Done {
         all: Vec<Snapshot>,
         taken: bool,
     },
+    /// Of [`Step::Measure`]; `None`: nothing bounds the volume.
+    Measured(Option<Fill>),
     /// Of [`Step::Probe`].
     Probed(Probed),
     /// Of [`Step::CountBuilds`]. `None`: the daemon did not answer; `cpu` as in [`Probed`].

@@ -2,8 +2,8 @@
 
 mod coming_up;
 mod idle;
-mod properties;
 mod past;
+mod properties;
 mod removal;
 mod rolling;
 mod room;
@@ -64,6 +64,7 @@ const FORCE: Step = Step::StopInstance(Stop::Force);
 
 /// A project as a test wants it; by itself a warm one whose daemon was asked for its builds a moment ago.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own that a rule asks")]
 struct Case {
     record: ProjectRecord,
     settings: Settings,
@@ -86,6 +87,7 @@ struct Case {
     damage: Option<&'static str>,
     cheap: bool,
     wants_snapshot: bool,
+    room: Room,
     paused_until: Option<Timestamp>,
     now: Timestamp,
 }
@@ -114,6 +116,7 @@ impl Case {
             damage: None,
             cheap: false,
             wants_snapshot: false,
+            room: Room::default(),
             paused_until: None,
             now: at(0),
         }
@@ -153,6 +156,7 @@ impl Case {
                 cheap: self.cheap,
                 paused_until: self.paused_until,
             },
+            room: self.room,
             room_wanted: self.room_wanted,
             now: self.now,
             policy: &policy(),

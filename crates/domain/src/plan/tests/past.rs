@@ -1,6 +1,7 @@
 //! Snapshots, going back to them, copies and what becomes of them.
 
 use super::*;
+use crate::cache::size::Fill;
 use crate::key::Role;
 use crate::plan::Reason;
 
@@ -58,7 +59,8 @@ fn what_is_too_much_goes() {
 
 #[test]
 fn a_cache_that_no_daemon_opens_goes_back_once() {
-    let damaged = |snapshots| Case { damage: Some("invalid database"), snapshots, ..Case::waiting(InstanceSeen::STOPPED) };
+    let damaged =
+        |snapshots| Case { damage: Some("invalid database"), snapshots, ..Case::waiting(InstanceSeen::STOPPED) };
     assert_eq!(damaged(None).step(), Some(Step::ListSnapshots));
     let good = Some(vec![snapshot(1, Verdict::Good), snapshot(2, Verdict::Good), snapshot(3, Verdict::Unchecked)]);
     let mut case = damaged(good);
@@ -134,4 +136,39 @@ fn what_is_not_kept_apart_is_stopped_at_once() {
     let case = Case { leaks, connections: 1, leases: vec![lease_of(0)], ..derived(running(true), VolumeSeen::Ready) };
     let plan = case.plan();
     assert_eq!((plan.step, plan.reason.rule()), (Some(FORCE), "not-isolated"));
+}
+
+fn fill(used: u64, size: u64) -> (Timestamp, Option<Fill>) {
+    let fill = Fill { used: used << 30, size: size << 30, available: (size - used) << 30, inodes_available: None };
+    (at(0), Some(fill))
+}
+
+fn sized(instance: InstanceSeen) -> Case {
+    let settings = Settings { volume_bytes: Some(10 << 30), volume_max_bytes: Some(20 << 30), ..Settings::default() };
+    Case { settings, ..Case::new(instance) }
+}
+
+#[test]
+fn a_volume_grows_while_its_daemon_runs() {
+    assert_eq!(sized(running(true)).step(), Some(Step::Measure));
+    assert_eq!(sized(InstanceSeen::STOPPED).step(), None, "nobody writes to it");
+    let measured = |measured| Case { room: Room { measured, full: false }, ..sized(running(true)) };
+    assert_eq!(measured(Some(fill(9, 10))).step(), Some(Step::Resize(15 << 30)));
+    assert_eq!(measured(Some((at(0), None))).step(), None, "nothing bounds it");
+    let calm = measured(Some(fill(5, 10))).plan();
+    assert_eq!((calm.step, calm.look_again), (None, Some(at(60))));
+    let busy = Case { now: at(61), leases: vec![lease_of(0)], ..measured(Some(fill(5, 10))) };
+    assert_eq!(busy.step(), Some(Step::Measure));
+    assert_eq!(Case::new(running(true)).step(), None, "it has no size of its own");
+}
+
+#[test]
+fn what_is_full_gets_room_before_it_is_started_again() {
+    let full = |measured| Case { room: Room { measured, full: true }, waiters: 1, ..sized(InstanceSeen::STOPPED) };
+    assert_eq!(full(None).step(), Some(Step::Measure));
+    assert_eq!(full(Some(fill(10, 10))).step(), Some(Step::Resize(15 << 30)));
+    assert_eq!(full(Some(fill(20, 20))).step(), Some(Step::Resize(21 << 30)), "the reserve is lent");
+    let brick = full(Some(fill(21, 21))).plan();
+    assert_eq!((brick.step, brick.reason.rule()), (None, "full"));
+    assert!(matches!(brick.phase, Phase::Failed { .. }));
 }
