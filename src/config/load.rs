@@ -76,9 +76,13 @@ impl Config {
 
     /// What each value alone cannot tell.
     fn check(&self) -> Result<(), ConfigError> {
-        let value = |key, value: &dyn std::fmt::Debug, why: &str| {
-            Err(ConfigError::Value { key, value: format!("{value:?}"), why: why.to_owned() })
-        };
+        self.check_places()?;
+        self.check_addresses()?;
+        self.check_policy()?;
+        self.check_what_is_given()
+    }
+
+    fn check_places(&self) -> Result<(), ConfigError> {
         for (key, path) in [
             ("state_dir", Some(&self.state_dir)),
             ("run_dir", Some(&self.run_dir)),
@@ -94,6 +98,10 @@ impl Config {
         if self.run_dir.as_os_str().len() > LONGEST_RUN_DIR {
             return value("run_dir", &self.run_dir, "is too long to hold the daemons' sockets: at most 48 bytes");
         }
+        Ok(())
+    }
+
+    fn check_addresses(&self) -> Result<(), ConfigError> {
         let addresses = self.addresses();
         match self.runtime.kind {
             RuntimeKind::Process if !addresses.is_loopback() => {
@@ -123,6 +131,10 @@ impl Config {
         if let Some(domain) = self.gateway.domains.iter().find(|domain| !is_domain(domain)) {
             return value("gateway.domains", domain, "is not a DNS name");
         }
+        Ok(())
+    }
+
+    fn check_policy(&self) -> Result<(), ConfigError> {
         if self.buildkit.port == 0 {
             return value("buildkit.port", &self.buildkit.port, "give a port number");
         }
@@ -172,6 +184,11 @@ impl Config {
                 "a loaded daemon is silent for that long: at least 10s",
             );
         }
+        Ok(())
+    }
+
+    /// To projects, by default and by rule.
+    fn check_what_is_given(&self) -> Result<(), ConfigError> {
         if let Err(error) = self.rules() {
             return value("rules", &self.rules.len(), &error.to_string());
         }
@@ -207,6 +224,10 @@ impl Config {
         }
         Ok(())
     }
+}
+
+fn value<T>(key: &'static str, value: &dyn std::fmt::Debug, why: &str) -> Result<T, ConfigError> {
+    Err(ConfigError::Value { key, value: format!("{value:?}"), why: why.to_owned() })
 }
 
 const MIN_VOLUME: u64 = 1 << 30;
