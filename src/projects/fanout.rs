@@ -2,15 +2,15 @@
 //!
 //! What counts are builds that were sent somewhere and have not ended: leases, and requests that are on their way to one. So
 //! a burst is spread before any of it has begun. The counts are kept beside the workers, and no request waits for one to be
-//! read. Forks of pull requests are counted in the same way.
+//! read.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kiln_domain::cache::fanout::{Choice, FanOutPolicy, Load, Reach, choose, least_loaded};
 use kiln_domain::{Identity, Key, Phase, Role};
 
-use super::handle::{ForkBounds, Projects, RouteError};
+use super::handle::Projects;
 use super::registry::WorkerHandle;
 
 /// Branches that are remembered; whoever has more begins anew.
@@ -82,28 +82,6 @@ impl Projects {
         let asking = self.ask(&mut state, &identity.key);
         drop(state);
         (identity, Some(asking))
-    }
-
-    /// A thousand pull requests at once must not fill the host with their daemons, nor the database with their names: one more
-    /// fork is counted from here on, or refused.
-    pub(super) fn admit_fork(&self, key: &Key) -> Result<Option<Asking>, RouteError> {
-        if !key.is_fork() || self.registry.get(key).is_some() {
-            return Ok(None);
-        }
-        let mut state = self.spread.state();
-        let mut forks: BTreeSet<Key> = self.registry.forks().into_iter().collect();
-        forks.extend(state.asking.keys().filter(|key| key.is_fork()).cloned());
-        forks.remove(key);
-        let (project, all) = (key.project(), forks.len());
-        let own = forks.iter().filter(|fork| fork.project() == project).count();
-        let ForkBounds { per_project, on_host } = self.config.forks;
-        let (there, limit, of) =
-            if own >= per_project { (own, per_project, "of this project") } else { (all, on_host, "here") };
-        if there >= limit {
-            let text = format!("{there} forks {of} are at work, and {limit} may be: try again when one has ended");
-            return Err(RouteError::TooManyForks { text });
-        }
-        Ok(Some(self.ask(&mut state, key)))
     }
 
     fn ask(&self, state: &mut State, key: &Key) -> Asking {

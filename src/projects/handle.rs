@@ -19,6 +19,7 @@ use super::admission::{Admission, QueueFigures};
 use super::answer::{Addressing, Ready, Routed, Standing};
 use super::effects::{Effects, StepDeadlines};
 use super::fanout::Spread;
+use super::forks::ComingForks;
 use super::messages::{Granted, Message, Refusal, RefusalKind, Releasing, Renewing, Undelivered};
 use super::registry::{Registry, Shared, WorkerHandle};
 use super::trials::Trials;
@@ -194,6 +195,7 @@ pub struct Projects {
     pub(super) registry: Registry,
     pub(super) config: Arc<ProjectsConfig>,
     pub(super) spread: Spread,
+    pub(super) coming: ComingForks,
     /// Whether copies of caches cost next to nothing here.
     pub(super) cheap: bool,
     pki: Pki,
@@ -213,7 +215,7 @@ impl Projects {
     pub fn new(config: ProjectsConfig, foundations: Foundations) -> Self {
         let Foundations { store, effects, pki, clock, entropy } = foundations;
         let metrics = Arc::new(Metrics::new());
-        let (spread, cheap) = (Spread::default(), effects.snapshots_are_cheap());
+        let (spread, coming, cheap) = (Spread::default(), ComingForks::default(), effects.snapshots_are_cheap());
         let shared = Shared {
             metrics,
             rebuilding: Mutex::default(),
@@ -235,6 +237,7 @@ impl Projects {
             registry: Registry::default(),
             config: Arc::new(config),
             spread,
+            coming,
             cheap,
             pki,
             entropy,
@@ -483,9 +486,11 @@ impl Projects {
     }
 
     async fn worker(&self, identity: &Identity) -> Result<WorkerHandle, RouteError> {
-        // Counted until its worker is.
-        let _counted = self.admit_fork(&identity.key)?;
-        let worker = self.registry.worker(&self.shared, &identity.key, Some(identity)).await?;
+        let key = &identity.key;
+        // Until it has its worker.
+        let _place =
+            if key.is_fork() && self.registry.get(key).is_none() { Some(self.place_of_fork(key)?) } else { None };
+        let worker = self.registry.worker(&self.shared, key, Some(identity)).await?;
         worker.ok_or(RouteError::Closing)
     }
 

@@ -154,6 +154,7 @@ impl Worker {
                 self.forget_run();
             }
             (Step::AdoptInstance, _) => self.forget_run(),
+            (Step::CreateVolume, _) => self.note_new_cache(),
             (Step::AwaitServing, _) => {
                 (self.damage, self.room.full) = (None, false);
                 self.note_probe(Probed { answered: true, cpu: None });

@@ -56,6 +56,11 @@ impl Worker {
         self.something_happened(Occasion::Event);
     }
 
+    /// What is known of the cache before is not about this one.
+    pub(super) fn note_new_cache(&mut self) {
+        (self.snapshots, self.damage) = (None, None);
+    }
+
     pub(super) fn note_emptied(&mut self, step: Step) {
         (self.snapshots, self.damage) = (None, None);
         self.record.cache = kiln_domain::project::CacheNotes::default();
