@@ -36,7 +36,7 @@ pub struct Destination {
 pub struct ParseDestinationError(String, &'static str);
 
 impl Destination {
-    pub fn covers(&self, target: SocketAddrV4) -> bool {
+    pub fn covers(self, target: SocketAddrV4) -> bool {
         self.port == target.port() && within(*target.ip(), self.network, self.length)
     }
 
