@@ -253,6 +253,7 @@ impl Worker {
         (self.observed, self.look, self.doubtful) = (None, None, false);
         self.leave_queue();
         self.refuse_snapshot_askers("the host cannot be looked at or changed now");
+        self.answer_thinners();
         let reason = error.in_words();
         tracing::warn!(key = %self.key, %reason, "could not {what}");
         let text = format!("could not {what}: {reason}");
