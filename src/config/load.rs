@@ -175,6 +175,7 @@ impl Config {
         if let Err(error) = self.rules() {
             return value("rules", &self.rules.len(), &error.to_string());
         }
+        self.check_caches()?;
         if self.volumes.size < MIN_VOLUME {
             return value("volumes.size", &self.volumes.size, "a cache below 1GiB is of no use");
         }
@@ -365,6 +366,22 @@ mod tests {
             ("[admission]\nstarts = 0", "admission.starts"),
             ("[admission]\nfull = 101", "admission.full"),
             ("[admission]\nfull_for_new = 99", "admission.full_for_new"),
+            ("[growth]\nthreshold = 96", "growth.threshold"),
+            ("[growth]\nfactor = 0.9", "growth.factor"),
+            ("[growth]\nfactor = nan", "growth.factor"),
+            ("[growth]\nmax = '1MiB'", "growth.max"),
+            ("[fan_out]\nbuilds = 0", "fan_out.builds"),
+            ("[fan_out]\nmembers = 33", "fan_out.members"),
+            ("[fan_out]\npressure = 0", "fan_out.pressure"),
+            ("[eviction]\nbegin = 75", "eviction.end"),
+            ("[eviction]\nend = 0", "eviction.end"),
+            ("[eviction]\nurgent = 79", "eviction.urgent"),
+            ("[eviction]\nkeep_newer = 'long'", "keep_newer"),
+            ("[snapshots]\nevery = '59s'", "snapshots.every"),
+            ("[snapshots]\nkeep = 0", "snapshots.keep"),
+            ("[snapshots]\nkeep_for = '0s'", "snapshots.keep_for"),
+            ("[[rules]]\nrepo = '*'\nvolume = '20GiB'\nvolume_max = '10GiB'", "rules"),
+            ("[[rules]]\nrepo = '*'\nfan_out = 33", "rules"),
             ("[[rules]]\nrepo = 'github.com/*/x'", "rules"),
             ("[[rules]]\ntier = 'hot'", "rules"),
             ("[[rules]]\nrepo = '*'\ntier = 'cold'", "tier"),
@@ -379,13 +396,16 @@ mod tests {
     #[test]
     fn rules_are_read_in_their_order() {
         let file = written(
-            "[[rules]]\nrepo = 'github.com/org/a'\ntier = 'hot'\n[[rules]]\nrepo = '*'\nidle_window = '1h'",
+            "[[rules]]\nrepo = 'github.com/org/a'\ntier = 'hot'\nfan_out = 0\nvolume_max = '9GiB'\n\
+             [[rules]]\nrepo = '*'\nidle_window = '1h'",
             0o600,
         );
         let config = Config::load(Some(file.path()), &Overrides::default()).expect("valid");
         let rules = config.rules().expect("read");
         assert_eq!(rules.0.iter().map(|rule| rule.repo.to_string()).collect::<Vec<_>>(), ["github.com/org/a", "*"]);
         assert_eq!(rules.0[1].settings.idle_window, Some(Duration::from_hours(1)));
+        let first = &rules.0[0].settings;
+        assert_eq!((first.fan_out, first.volume_max_bytes), (Some(0), Some(9 << 30)));
         let text = toml::to_string(&config).expect("renders");
         assert_eq!(Config::parse(Path::new("x"), &text).expect("parses"), config, "{text}");
     }

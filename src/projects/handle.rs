@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::admission::AdmissionPolicy;
-use kiln_domain::cache::fanout::FanOutPolicy;
+use kiln_domain::cache::{EvictionPolicy, FanOutPolicy};
 use kiln_domain::settings::HostSize;
 use kiln_domain::{AddressPool, BuildSpec, Identity, Key, Lease, LeaseToken, Policy, Role, Rules, Settings};
 use kiln_domain::project::PullRequestError;
@@ -36,6 +36,7 @@ pub(super) const TRIES: usize = 5;
 pub struct ProjectsConfig {
     pub policy: Policy,
     pub admission: AdmissionPolicy,
+    pub eviction: EvictionPolicy,
     /// What counts for a project that says nothing else.
     pub defaults: Settings,
     pub rules: Rules,
@@ -64,6 +65,7 @@ impl ProjectsConfig {
         Self {
             policy: Policy::default(),
             admission: AdmissionPolicy::default(),
+            eviction: EvictionPolicy::default(),
             defaults: Settings::default(),
             rules: Rules::default(),
             host_size: HostSize::default(),

@@ -237,6 +237,19 @@ async fn what_is_set_reaches_the_instance_and_its_files() {
 }
 
 #[tokio::test]
+async fn what_a_cache_has_grown_to_is_what_its_volume_and_its_daemon_have() {
+    let mut lab = Lab::running().await;
+    let size = async |lab: &Lab| lab.volumes.usage(&lab.record.key).await.expect("measured").size;
+    lab.record.cache.size = Some(96 << 30);
+    assert_eq!(lab.seen().await.files, FilesSeen::Stale);
+    lab.step(Step::WriteFiles).await;
+    assert_eq!((size(&lab).await, lab.seen().await.files), (Some(96 << 30), FilesSeen::Current));
+    lab.settings.volume_bytes = Some(128 << 30);
+    lab.step(Step::WriteFiles).await;
+    assert_eq!(size(&lab).await, Some(128 << 30), "a first size that was raised");
+}
+
+#[tokio::test]
 async fn files_are_old_when_time_or_a_hand_says_so() {
     let lab = Lab::running().await;
     let toml = lab.state.path().join("daemons").join(lab.record.key.as_str()).join(TOML);
