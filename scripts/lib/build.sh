@@ -5,6 +5,9 @@
 #   build_kiln         kilnd, kiln (dev profile) -> KILN_BIN, their directory
 #   build_buildkit     buildkitd, buildctl, buildx -> BUILDKIT_BIN, their directory
 #   build_init         kiln-init, linked with nothing; prints its path
+#
+# Where there is no compiler, KILN_BIN, BUILDKIT_BIN and KILN_INIT name what was built elsewhere, and nothing is built.
+#
 #   cached NAME HASH MAKE...
 #                      runs `MAKE... DIR` once for NAME-HASH, whoever else wants it at the same time; prints the directory
 
@@ -32,6 +35,7 @@ cached() {
 }
 
 build_buildkit() {
+    [[ -z ${BUILDKIT_BIN:-} ]] || return 0
     local recipe=$KILN_ROOT/packaging/buildkit hash
     hash=$(cd -- "$recipe" && { sha256sum build go.mod go.sum && GOTOOLCHAIN=local go version; } | sha256sum | cut -c1-16)
     BUILDKIT_BIN=$(cached buildkit "$hash" "$recipe/build") || die 1 "cannot build BuildKit: the reason is above"
@@ -39,6 +43,7 @@ build_buildkit() {
 }
 
 build_kiln() {
+    [[ -z ${KILN_BIN:-} ]] || return 0
     (cd -- "$KILN_ROOT" && cargo build --locked --bins >&2) || die 1 "cannot build kiln: the reason is above"
     KILN_BIN=$(cd -- "$KILN_ROOT" && cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/debug
     export KILN_BIN
@@ -47,6 +52,10 @@ build_kiln() {
 # It is pid 1 of an image that may hold another libc.
 build_init() {
     local host target
+    if [[ -n ${KILN_INIT:-} ]]; then
+        printf '%s\n' "$KILN_INIT"
+        return
+    fi
     host=$(rustc -vV | sed -n 's/^host: //p')
     target=$(dirname -- "$KILN_BIN")
     (cd -- "$KILN_ROOT" && RUSTFLAGS='-C target-feature=+crt-static' cargo build --locked -p kiln-init --target "$host" >&2) ||

@@ -71,13 +71,7 @@ pub(super) fn human_size(bytes: u64) -> String {
         size /= 1024.0;
         unit += 1;
     }
-    let digits = if size < 9.995 {
-        2
-    } else if size < 99.95 {
-        1
-    } else {
-        0
-    };
+    let digits = [9.995, 99.95].iter().filter(|bound| size < **bound).count();
     format!("{size:.digits$} {}", UNITS[unit])
 }
 

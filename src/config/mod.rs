@@ -142,14 +142,17 @@ pub struct Limits {
 pub enum EngineKind {
     Dir,
     Btrfs,
+    Zfs,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Volumes {
     pub engine: EngineKind,
-    /// `None`: `<state_dir>/volumes`. Must exist.
+    /// `None`: `<state_dir>/volumes`. Must exist; for engine `zfs` it is the mountpoint of `dataset`.
     pub path: Option<PathBuf>,
+    /// What engine `zfs` keeps everything below, and no other engine has. Must exist.
+    pub dataset: Option<String>,
     /// The first size of one project's cache; buildkitd's garbage collection keeps below it.
     #[serde(with = "units::bytes")]
     pub size: u64,
@@ -351,7 +354,7 @@ impl Default for Incus {
 impl Default for Volumes {
     fn default() -> Self {
         // The reference's default size of a cache volume.
-        Self { engine: EngineKind::Dir, path: None, size: 60 << 30 }
+        Self { engine: EngineKind::Dir, path: None, dataset: None, size: 60 << 30 }
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use kiln_domain::Policy;
 use kiln_domain::admission::AdmissionPolicy;
+use kiln_domain::cache::fanout::FanOutPolicy;
 use kiln_domain::health::HealthPolicy;
 use kiln_domain::idle::IdlePolicy;
 use kiln_domain::lease::LeasePolicy;
@@ -26,12 +27,12 @@ use crate::host::incus::{IncusConfig, IncusRuntime};
 use crate::host::network::{Network, NetworkConfig, ParseRangeError};
 use crate::host::pressure::PressureFiles;
 use crate::host::process::{ProcessConfig, ProcessRuntime};
-use crate::host::volumes::{self, BtrfsEngine, DirEngine, VolumeEngine, VolumeError};
+use crate::host::volumes::{self, BtrfsEngine, DirEngine, VolumeEngine, VolumeError, ZfsEngine};
 use crate::host::{Runtime, RuntimeError};
 use crate::pki::{Pki, PkiError};
 use crate::projects::{
-    Addressing, DaemonPaths, ForkBounds, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects, ProjectsConfig,
-    ReconcileError, StepDeadlines,
+    Addressing, DaemonPaths, ForkBounds, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects,
+    ProjectsConfig, ReconcileError, StepDeadlines,
 };
 use crate::store::{NewEvent, OpenError, Opened, Retention, Store, StoreError};
 
@@ -131,7 +132,8 @@ fn check(config: &Config) -> Result<(), StartError> {
     if config.runtime.kind == RuntimeKind::Process {
         process_config(config)?;
     }
-    if let Some(path) = &config.volumes.path {
+    // The directory of a dataset is made when that is mounted.
+    if let Some(path) = config.volumes.path.as_ref().filter(|_| config.volumes.engine != EngineKind::Zfs) {
         volumes::check(path)?;
     }
     Ok(())
@@ -279,13 +281,17 @@ fn process_config(config: &Config) -> Result<ProcessConfig, StartError> {
 
 async fn volume_engine(config: &Config) -> Result<Arc<dyn VolumeEngine>, StartError> {
     let path = config.volumes_path();
-    if config.volumes.path.is_none() {
+    if config.volumes.path.is_none() && config.volumes.engine != EngineKind::Zfs {
         make_directory(&path, 0o700)?;
     }
-    let search = volumes::search_path();
+    let (search, clock) = (volumes::search_path(), Arc::new(SystemClock));
     Ok(match config.volumes.engine {
-        EngineKind::Dir => Arc::new(DirEngine::at(&path, &search, Arc::new(SystemClock)).await?),
-        EngineKind::Btrfs => Arc::new(BtrfsEngine::at(&path, &search, Arc::new(SystemClock)).await?),
+        EngineKind::Dir => Arc::new(DirEngine::at(&path, &search, clock).await?),
+        EngineKind::Btrfs => Arc::new(BtrfsEngine::at(&path, &search, clock).await?),
+        EngineKind::Zfs => {
+            let dataset = config.volumes.dataset.as_deref().unwrap_or_default();
+            Arc::new(ZfsEngine::at(dataset, &path, &search, clock).await?)
+        }
     })
 }
 

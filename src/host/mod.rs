@@ -2,7 +2,7 @@
 //!
 //! * [`Runtime`] runs instances: one per key, each holding one buildkitd. Two kinds: [`incus`] (unprivileged system
 //!   containers; the production home) and [`process`] (a child process; the embedded default, no isolation).
-//! * [`volumes::VolumeEngine`] keeps caches. Engines: `dir`, `btrfs`.
+//! * [`volumes::VolumeEngine`] keeps caches. Engines: `dir`, `btrfs`, `zfs`.
 //! * `fake` and `volumes::fake`, for tests, are models of both in memory. Contract tests (`contract`, `volumes::contract`)
 //!   hold models and real ones to the same.
 //! * [`pressure`] reads how hard memory is to come by.

@@ -83,7 +83,7 @@ fn parse(mountinfo: &[u8], directory: &Path) -> Vec<PathBuf> {
 }
 
 /// The kernel writes space, tab, newline and backslash as three octal digits.
-fn unescape(field: &[u8]) -> OsString {
+pub(super) fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let [first, tail @ ..] = rest {

@@ -54,12 +54,7 @@ impl Projects {
 
     /// Puts a cache back to `to`, or to its newest good snapshot; what it held goes to the trash. Refused while a build counts on
     /// the daemon, unless `force` cuts that off.
-    pub async fn rollback(
-        &self,
-        key: &Key,
-        to: Option<SnapshotName>,
-        force: bool,
-    ) -> Result<SnapshotName, VerbError> {
+    pub async fn rollback(&self, key: &Key, to: Option<SnapshotName>, force: bool) -> Result<SnapshotName, VerbError> {
         let log = self.cache_log(key).await?;
         let found = match to {
             Some(name) => log.iter().find(|snapshot| snapshot.name == name),
@@ -113,9 +108,9 @@ impl Projects {
     async fn look<T>(&self, look: impl Future<Output = Result<T, EffectError>>) -> Result<T, VerbError> {
         let after = self.shared.deadlines.observe;
         let late = EffectError::TimedOut { step: "look at the caches", after };
-        tokio::time::timeout(after, look).await.unwrap_or(Err(late)).map_err(|error| VerbError::Failed {
-            text: error.in_words(),
-            retryable: error.is_retryable(),
-        })
+        tokio::time::timeout(after, look)
+            .await
+            .unwrap_or(Err(late))
+            .map_err(|error| VerbError::Failed { text: error.in_words(), retryable: error.is_retryable() })
     }
 }

@@ -363,9 +363,8 @@ impl Projects {
 /// What stands on the host and in no project, and projects whose cache should be there and is not.
 fn orphans_of(survey: &Survey, known: &BTreeMap<Key, ProjectRecord>) -> Vec<Orphan> {
     // A trial is nobody's, and whoever tries snapshots out takes it away.
-    let has_a_home = |key: &Option<Key>| {
-        key.as_ref().is_some_and(|key| key.role() == Role::Trial || known.contains_key(key))
-    };
+    let has_a_home =
+        |key: &Option<Key>| key.as_ref().is_some_and(|key| key.role() == Role::Trial || known.contains_key(key));
     let mut orphans = Vec::new();
     let of = |kind, name: &str, key: Option<&Key>, properties: &Properties| {
         let (why, adoptable) = match key {

@@ -282,12 +282,7 @@ impl Store {
 
     /// What has the key of `identity`, a project or what is derived from one: the one there is, or a new one with the lowest free address of `pool`.
     /// An existing one with another identity is [`StoreError::OtherIdentity`].
-    pub fn create_project(
-        &self,
-        identity: impl Into<Identity>,
-        pool: AddressPool,
-        now: Timestamp,
-    ) -> Commit<Created> {
+    pub fn create_project(&self, identity: impl Into<Identity>, pool: AddressPool, now: Timestamp) -> Commit<Created> {
         let identity = identity.into();
         self.submit(move |writing| writes::create_project(writing, identity, pool, now))
     }

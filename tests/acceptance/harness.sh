@@ -4,7 +4,8 @@
 # this file after scripts/lib/kilnd.sh, then call `acceptance "$@"`.
 #
 # Set before: PREFIX, of the run's directory; PER_RUNTIME and ONCE, the names of the points; NOT_SHORT, those of ONCE that
-# the short run leaves out; PACKAGES that the points need beside the usual ones. A point is a function `point_NAME`.
+# the short run leaves out; PACKAGES that the points need beside the usual ones. A point is a function `point_NAME`; what it
+# leaves beside processes is for `end_NAME`, where there is one.
 #
 #   ok TEXT, not_ok TEXT             a result
 #   check TEXT WORD...               the command succeeds
@@ -38,7 +39,7 @@ acceptance() {
     trap 'exit 130' INT
     trap 'exit 143' TERM
     need_packages ca-certificates openssl curl git gcc libc6-dev runc procps "${PACKAGES[@]}"
-    need_toolchains
+    [[ -n ${KILN_BIN:-} ]] || need_toolchains
     build_kiln
     build_buildkit
     # Short: a socket's path has at most 108 bytes, and daemons' are below it.
@@ -108,6 +109,8 @@ end_point() {
     set +e
     kilnd_stop
     # shellcheck disable=SC2031  # it is called in the point's shell
+    if declare -F "end_$point" >/dev/null; then "end_$point"; fi
+    # shellcheck disable=SC2031
     _place_end_processes "$home"
     [[ $runtime == incus ]] || return 0
     for name in $(incus_of_place list --project kiln --columns n --format csv); do

@@ -89,7 +89,7 @@ impl Program {
         }
     }
 
-    fn line<A: AsRef<OsStr>>(&self, args: &[A]) -> String {
+    pub(super) fn line<A: AsRef<OsStr>>(&self, args: &[A]) -> String {
         let args = args.iter().map(|arg| arg.as_ref().to_string_lossy().into_owned());
         std::iter::once(self.path.display().to_string()).chain(args).collect::<Vec<_>>().join(" ")
     }

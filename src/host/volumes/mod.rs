@@ -32,6 +32,7 @@ mod record;
 mod root;
 mod sound;
 mod tree;
+pub mod zfs;
 
 pub use btrfs::BtrfsEngine;
 pub use dir::DirEngine;
@@ -39,6 +40,7 @@ pub use dir::DirEngine;
 pub use fake::FakeVolumes;
 pub use names::{ParseNameError, TrashName};
 pub use sound::{broken_database, changed_blobs};
+pub use zfs::ZfsEngine;
 
 /// Where programs that run as root may come from: the places of a distribution and of NixOS. Never `$PATH`.
 pub const SEARCH: [&str; 6] =

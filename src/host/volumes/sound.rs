@@ -127,8 +127,8 @@ fn is_sound(blob: &DirEntry, now: &Metadata, then: &Metadata, budget: &mut u64) 
             length => hasher.update(&buffer[..length]),
         }
     }
-    let digest: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(blob.file_name().as_encoded_bytes() == digest.as_bytes())
+    let digest: Vec<String> = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(blob.file_name().as_encoded_bytes() == digest.concat().as_bytes())
 }
 
 fn open(path: &Path) -> io::Result<File> {

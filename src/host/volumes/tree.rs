@@ -549,7 +549,7 @@ async fn retire(path: &Path, half: &Path) -> Result<(), Failure> {
 }
 
 /// Keeps daemons out of a cache. `None` when none has ever been in there.
-fn hold_cache(cache: &Path) -> Result<Option<Held>, Failure> {
+pub(super) fn hold_cache(cache: &Path) -> Result<Option<Held>, Failure> {
     match occupancy::keep_daemon_out(cache).map_err(|e| Failure::io(cache, e))? {
         Occupancy::Free(held) => Ok(held),
         Occupancy::Taken => Err(Failure::Busy { holder: "its buildkitd, which must be stopped first".to_owned() }),

@@ -22,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::model::{ModelEffects, Mood};
 use super::{
-    Addressing, Caller, ForkBounds, Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, Routed, StepDeadlines, VerbError,
+    Addressing, Caller, ForkBounds, Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, Routed,
+    StepDeadlines, VerbError,
 };
 use crate::clock::SystemClock;
 use crate::entropy::SystemEntropy;

@@ -43,10 +43,11 @@ async fn events(bench: &Bench, kind: &str) -> Vec<String> {
 async fn after_a_build_a_snapshot_is_taken_and_tried_out() {
     let bench = bench_with(eager());
     build(&bench).await;
-    bench.until("there is a good one", async |b| {
-        b.projects.cache_log(&key()).await.expect("a log").first().is_some_and(|s| s.verdict == Verdict::Good)
-    })
-    .await;
+    bench
+        .until("there is a good one", async |b| {
+            b.projects.cache_log(&key()).await.expect("a log").first().is_some_and(|s| s.verdict == Verdict::Good)
+        })
+        .await;
     bench.until("it is told", async |b| events(b, "snapshot").await == ["kiln-000001 was taken"]).await;
 }
 
@@ -83,12 +84,17 @@ async fn a_cache_goes_back_and_the_daemon_is_drained_first() {
     assert!(matches!(&refused, Err(VerbError::Busy { .. })), "{refused:?}");
     bench.projects.complete(&key(), &token(&busy)).await.expect("released");
     let missing = bench.projects.rollback(&key(), Some(SnapshotName::new(77)), false).await;
-    assert!(matches!(&missing, Err(VerbError::NoSnapshot { there, .. }) if there.contains("kiln-000001")), "{missing:?}");
+    assert!(
+        matches!(&missing, Err(VerbError::NoSnapshot { there, .. }) if there.contains("kiln-000001")),
+        "{missing:?}"
+    );
     assert_eq!(bench.count(Step::StopInstance(Stop::Graceful)), 0, "nothing was stopped for what does not exist");
     assert_eq!(bench.projects.rollback(&key(), Some(FIRST), false).await.expect("back"), FIRST);
     let tail: Vec<Step> = bench.steps().into_iter().filter(|step| !step.is_upkeep()).collect();
     assert_eq!(tail[tail.len() - 2..], [Step::StopInstance(Stop::Graceful), Step::Rollback(FIRST)]);
-    bench.until("it is told", async |b| events(b, "rollback").await.concat().contains("gone back to kiln-000001")).await;
+    bench
+        .until("it is told", async |b| events(b, "rollback").await.concat().contains("gone back to kiln-000001"))
+        .await;
     assert!(bench.route().await.ready);
 }
 
@@ -121,10 +127,11 @@ async fn an_empty_cache_is_had_for_the_asking() {
 async fn a_damaged_cache_goes_back_by_itself_and_whoever_waits_gets_the_daemon() {
     let bench = bench_with(eager());
     build(&bench).await;
-    bench.until("there is a good one", async |b| {
-        b.effects.snapshots_of(&key()).first().is_some_and(|s| s.verdict == Verdict::Good)
-    })
-    .await;
+    bench
+        .until("there is a good one", async |b| {
+            b.effects.snapshots_of(&key()).first().is_some_and(|s| s.verdict == Verdict::Good)
+        })
+        .await;
     bench.projects.stop(&key(), false).await.expect("stopped");
     bench.effects.damage(&key(), "panic: page 3 already freed");
     assert!(bench.route().await.ready, "the request that found the damage is served");
@@ -149,7 +156,8 @@ async fn without_a_good_snapshot_damage_is_told_with_its_remedies() {
 async fn each_pull_request_has_a_copy_of_its_own_that_goes_with_it() {
     let bench = bench_with(with_window(Duration::from_millis(50)));
     build(&bench).await;
-    let (one, other) = (untrusted(&bench, Some("1")).await.expect("routed"), untrusted(&bench, Some("2")).await.expect("routed"));
+    let (one, other) =
+        (untrusted(&bench, Some("1")).await.expect("routed"), untrusted(&bench, Some("2")).await.expect("routed"));
     let nameless = untrusted(&bench, None).await.expect("routed");
     assert_eq!(nameless.key, key().fork());
     assert!(one.key != other.key && one.key.project() == key() && one.server_name.contains(one.key.as_str()));
@@ -174,9 +182,22 @@ async fn forks_are_bounded_for_each_project() {
         untrusted(&bench, Some(number)).await.expect("routed");
     }
     let refused = untrusted(&bench, Some("3")).await;
-    assert!(matches!(&refused, Err(RouteError::TooManyForks { text }) if text.contains("2 forks of this project")), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(RouteError::TooManyForks { text }) if text.contains("2 forks of this project")),
+        "{refused:?}"
+    );
     untrusted(&bench, Some("2")).await.expect("one that is there goes on");
     assert_eq!(bench.projects.list().await.expect("listed").len(), 2, "the refused one leaves nothing");
+    let mut crowd = JoinSet::new();
+    for number in 10..200 {
+        let projects = bench.projects.clone();
+        let other = BuildSpec::new("github.com/other/repo", "", "", "amd64").expect("valid");
+        let caller = Caller { pull_request: Some(number.to_string()), ..Caller::untrusted() };
+        let options = RouteOptions { caller, ..RouteOptions::default() };
+        crowd.spawn(async move { projects.route(other, options).await.map(deliver).is_ok() });
+    }
+    let let_in = crowd.join_all().await.into_iter().filter(|routed| *routed).count();
+    assert_eq!(let_in, 1, "all at once are counted as they come");
     for bad in ["a b", "1\n2", &"1".repeat(200)] {
         assert!(matches!(untrusted(&bench, Some(bad)).await, Err(RouteError::PullRequest(_))), "{bad:?}");
     }
@@ -197,7 +218,8 @@ async fn a_burst_is_spread_over_as_many_daemons_as_there_may_be_and_they_go_agai
     let mut routes = JoinSet::new();
     for _ in 0..7 {
         let projects = bench.projects.clone();
-        routes.spawn(async move { projects.route(spec(), RouteOptions::default()).await.map(deliver).expect("routed") });
+        routes
+            .spawn(async move { projects.route(spec(), RouteOptions::default()).await.map(deliver).expect("routed") });
     }
     let mut answers = routes.join_all().await;
     answers.push(first);
@@ -261,9 +283,40 @@ async fn a_fork_that_is_not_kept_apart_serves_nobody_and_is_stopped_by_force() {
     build(&bench).await;
     bench.effects.set_mood(Mood::Leaky);
     let refused = untrusted(&bench, Some("1")).await;
-    assert!(matches!(&refused, Err(RouteError::Failed { text, retryable: false, .. }) if text.contains("metadata")), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(RouteError::Failed { text, retryable: false, .. }) if text.contains("metadata")),
+        "{refused:?}"
+    );
     bench.until("nothing is left of it", async |b| b.projects.list().await.expect("listed").len() == 1).await;
     assert_eq!(bench.count(Step::StopInstance(Stop::Force)), 1);
     bench.effects.set_mood(Mood::Obedient);
     assert!(untrusted(&bench, Some("1")).await.expect("routed").ready);
+}
+
+#[tokio::test]
+async fn forks_that_come_at_once_are_bounded_too() {
+    let forks = ForkBounds { per_project: 2, on_host: 3 };
+    let config = ProjectsConfig { untrusted: Ok(()), forks, ..config(policy()) };
+    let bench = Bench::with_config(ModelEffects::default(), config);
+    let names: Vec<String> = (0..8).map(|number| number.to_string()).collect();
+    let all = futures_util::future::join_all(names.iter().map(|name| untrusted(&bench, Some(name)))).await;
+    assert_eq!(all.iter().filter(|routed| routed.is_ok()).count(), 2);
+    assert!(all.iter().all(|routed| matches!(routed, Ok(_) | Err(RouteError::TooManyForks { .. }))), "{all:?}");
+}
+
+/// It was done, and nobody was told: what was known of the damaged cache is not about the next.
+#[tokio::test]
+async fn after_a_reset_that_seemed_to_fail_the_empty_cache_is_not_taken_for_damaged() {
+    let bench = bench_with(Policy { history: HistoryPolicy { every: Duration::ZERO, ..eager().history }, ..policy() });
+    build(&bench).await;
+    bench.projects.set(&key(), |settings| settings.tier = Some(kiln_domain::Tier::Hot)).await.expect("hot");
+    bench.until("it is up", async |b| b.phase().await == "warm").await;
+    bench.effects.damage(&key(), "invalid database");
+    bench.effects.kill(&key());
+    bench.until("it is told", async |b| b.phase().await == "failed").await;
+    bench.effects.set_mood(Mood::Lossy(Step::DiscardCache));
+    bench.projects.reset(&key(), false).await.expect_err("the answer is lost");
+    bench.effects.set_mood(Mood::Obedient);
+    assert!(bench.route().await.ready);
+    assert_eq!((bench.count(Step::DiscardCache), bench.count(Step::CreateVolume)), (1, 2));
 }

@@ -154,12 +154,15 @@ impl Worker {
                 self.forget_run();
             }
             (Step::AdoptInstance, _) => self.forget_run(),
+            (Step::CreateVolume, _) => self.note_new_cache(),
             (Step::AwaitServing, _) => {
                 (self.damage, self.room.full) = (None, false);
                 self.note_probe(Probed { answered: true, cpu: None });
             }
             (_, Done::Snapshots { all, taken }) => self.note_snapshots(step, all, *taken),
-            (_, Done::Cloned { from }) => self.log_event(self.event("cloned", format!("its cache is a copy of {from}"))),
+            (_, Done::Cloned { from }) => {
+                self.log_event(self.event("cloned", format!("its cache is a copy of {from}")));
+            }
             (Step::DestroySnapshot(name), _) => self.note_destroyed(name),
             (_, Done::Measured(fill)) => self.room.measured = Some((now, *fill)),
             (Step::Resize(to), _) => self.note_resized(to),

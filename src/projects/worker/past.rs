@@ -58,12 +58,19 @@ impl Worker {
         self.something_happened(Occasion::Event);
     }
 
+    /// What is known of the cache before is not about this one.
+    pub(super) fn note_new_cache(&mut self) {
+        (self.snapshots, self.damage) = (None, None);
+    }
+
     pub(super) fn note_emptied(&mut self, step: Step) {
         (self.snapshots, self.damage) = (None, None);
         self.record.cache = kiln_domain::project::CacheNotes::default();
         if self.record.phase != Phase::Removing {
             let (kind, text) = match step {
-                Step::DiscardCache => ("reset", "its next build begins with an empty cache; what it was is in the trash"),
+                Step::DiscardCache => {
+                    ("reset", "its next build begins with an empty cache; what it was is in the trash")
+                }
                 _ => ("evicted", "its cache was freed to make room; its next build begins with an empty one"),
             };
             drop(self.shared.store.save_project(&self.record, Some(self.event(kind, text.to_owned()))));

@@ -97,7 +97,10 @@ async fn a_migration_keeps_a_copy_and_fails_as_a_whole() {
     drop(store);
     let error = Store::open(&place.path()).err().expect("is refused");
     let known_here = i64::try_from(MIGRATIONS.len()).expect("few");
-    assert!(matches!(error, OpenError::Newer { found, known, .. } if (found, known) == (known_here + 1, known_here)), "{error}");
+    assert!(
+        matches!(error, OpenError::Newer { found, known, .. } if (found, known) == (known_here + 1, known_here)),
+        "{error}"
+    );
     assert_eq!(fs::metadata(&copy).expect("is there").mode() & 0o777, 0o600);
     let store = Store::open(&copy).expect("the copy is a database of the version before");
     assert_eq!(store.project(&key(1)).await.expect("reads"), record);

@@ -63,9 +63,8 @@ pub fn newest_good(snapshots: &[Snapshot]) -> Option<&Snapshot> {
 pub fn surplus(snapshots: &[Snapshot], now: Timestamp, policy: &HistoryPolicy) -> Vec<SnapshotName> {
     let newest = snapshots.iter().map(|snapshot| snapshot.name).max();
     let good = newest_good(snapshots).map(|snapshot| snapshot.name);
-    let (mut others, kept): (Vec<&Snapshot>, Vec<&Snapshot>) = snapshots
-        .iter()
-        .partition(|snapshot| Some(snapshot.name) != newest && Some(snapshot.name) != good);
+    let (mut others, kept): (Vec<&Snapshot>, Vec<&Snapshot>) =
+        snapshots.iter().partition(|snapshot| Some(snapshot.name) != newest && Some(snapshot.name) != good);
     others.sort_by_key(|snapshot| (snapshot.verdict != Verdict::Bad, snapshot.name));
     let beyond = (others.len() + kept.len()).saturating_sub(policy.keep.max(1)).min(others.len());
     let old = |snapshot: &&&Snapshot| now.since(snapshot.taken) > policy.keep_for;
@@ -126,7 +125,11 @@ mod tests {
         assert_eq!(gone(&of(&[Good, Good, Good, Good]), 121), [1]);
         assert_eq!(gone(&of(&[Good, Bad, Bad, Unchecked]), 121), [2], "a bad one before an older good one");
         assert_eq!(gone(&of(&[Good, Unchecked, Unchecked, Unchecked, Unchecked]), 151), [2, 3]);
-        assert_eq!(gone(&of(&[Good, Good, Bad]), 24 * 60 + 61), [1], "too old, and neither the newest nor the newest good");
+        assert_eq!(
+            gone(&of(&[Good, Good, Bad]), 24 * 60 + 61),
+            [1],
+            "too old, and neither the newest nor the newest good"
+        );
         assert_eq!(gone(&[], 0), []);
     }
 

@@ -62,8 +62,9 @@ mod upkeep;
 
 pub use reason::Reason;
 pub use rules::{Plan, plan};
-pub use situation::{bounds, 
-    Counted, Demand, FilesSeen, InstanceSeen, Observed, Past, Place, Policy, Room, Setbacks, Situation, StopWish, VolumeSeen,
+pub use situation::{
+    Counted, Demand, FilesSeen, InstanceSeen, Observed, Past, Place, Policy, Room, Setbacks, Situation, StopWish,
+    VolumeSeen, bounds,
 };
 pub use step::{Done, Step, Stop};
 

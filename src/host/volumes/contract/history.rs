@@ -13,7 +13,7 @@ pub(super) async fn keeps_the_contract(engine: &dyn VolumeEngine, contents: &dyn
 }
 
 async fn snapshots_of(engine: &dyn VolumeEngine) -> Vec<Snapshot> {
-    engine.snapshots(&project()).await.expect("listed")
+    history_of(engine, &project()).await
 }
 
 /// Everything that a refused change must leave as it is.
@@ -205,6 +205,13 @@ async fn dir_remembers_its_history() {
 async fn btrfs_remembers_its_history() {
     let Some(mount) = BtrfsMount::new() else { return };
     survives_a_restart(async || BtrfsEngine::at(&mount.path, &search_path(), clock()).await.expect("opened")).await;
+}
+
+#[tokio::test]
+async fn zfs_remembers_its_history() {
+    let Some(root) = ZfsRoot::new() else { return };
+    let open = async || ZfsEngine::at(&root.dataset, &root.path, &search_path(), clock()).await.expect("opened");
+    survives_a_restart(open).await;
 }
 
 #[tokio::test]

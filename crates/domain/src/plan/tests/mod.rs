@@ -2,8 +2,8 @@
 
 mod coming_up;
 mod idle;
-mod properties;
 mod past;
+mod properties;
 mod removal;
 mod rolling;
 mod room;
@@ -64,6 +64,7 @@ const FORCE: Step = Step::StopInstance(Stop::Force);
 
 /// A project as a test wants it; by itself a warm one whose daemon was asked for its builds a moment ago.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own that a rule asks")]
 struct Case {
     record: ProjectRecord,
     settings: Settings,

@@ -69,7 +69,8 @@ fn what_nobody_would_go_back_to_makes_room() {
 
 #[test]
 fn a_cache_that_no_daemon_opens_goes_back_once() {
-    let damaged = |snapshots| Case { damage: Some("invalid database"), snapshots, ..Case::waiting(InstanceSeen::STOPPED) };
+    let damaged =
+        |snapshots| Case { damage: Some("invalid database"), snapshots, ..Case::waiting(InstanceSeen::STOPPED) };
     assert_eq!(damaged(None).step(), Some(Step::ListSnapshots));
     let good = Some(vec![snapshot(1, Verdict::Good), snapshot(2, Verdict::Good), snapshot(3, Verdict::Unchecked)]);
     let mut case = damaged(good);
@@ -84,6 +85,9 @@ fn a_cache_that_no_daemon_opens_goes_back_once() {
     assert_eq!(case.step(), Some(Step::Rollback(SnapshotName::new(2))), "another time is another damage");
     let nothing = damaged(Some(vec![snapshot(3, Verdict::Unchecked)])).plan();
     assert!(matches!(nothing.reason, Reason::Damaged { tried: false, .. }), "{:?}", nothing.reason);
+    let mut gone = damaged(Some(Vec::new()));
+    gone.observed.volume = VolumeSeen::Absent;
+    assert_eq!(gone.step(), Some(Step::CreateVolume), "what was damaged is not there any more");
 }
 
 #[test]
@@ -147,9 +151,9 @@ fn what_is_not_kept_apart_is_stopped_at_once() {
     assert_eq!((plan.step, plan.reason.rule()), (Some(FORCE), "not-isolated"));
 }
 
-fn fill(used: u64, size: u64) -> Option<(Timestamp, Option<Fill>)> {
+fn fill(used: u64, size: u64) -> (Timestamp, Option<Fill>) {
     let fill = Fill { used: used << 30, size: size << 30, available: (size - used) << 30, inodes_available: None };
-    Some((at(0), Some(fill)))
+    (at(0), Some(fill))
 }
 
 fn sized(instance: InstanceSeen) -> Case {
@@ -162,11 +166,11 @@ fn a_volume_grows_while_its_daemon_runs() {
     assert_eq!(sized(running(true)).step(), Some(Step::Measure));
     assert_eq!(sized(InstanceSeen::STOPPED).step(), None, "nobody writes to it");
     let measured = |measured| Case { room: Room { measured, full: false }, ..sized(running(true)) };
-    assert_eq!(measured(fill(9, 10)).step(), Some(Step::Resize(15 << 30)));
+    assert_eq!(measured(Some(fill(9, 10))).step(), Some(Step::Resize(15 << 30)));
     assert_eq!(measured(Some((at(0), None))).step(), None, "nothing bounds it");
-    let calm = measured(fill(5, 10)).plan();
+    let calm = measured(Some(fill(5, 10))).plan();
     assert_eq!((calm.step, calm.look_again), (None, Some(at(60))));
-    let busy = Case { now: at(61), leases: vec![lease_of(0)], ..measured(fill(5, 10)) };
+    let busy = Case { now: at(61), leases: vec![lease_of(0)], ..measured(Some(fill(5, 10))) };
     assert_eq!(busy.step(), Some(Step::Measure));
     assert_eq!(Case::new(running(true)).step(), None, "it has no size of its own");
 }
@@ -175,9 +179,9 @@ fn a_volume_grows_while_its_daemon_runs() {
 fn what_is_full_gets_room_before_it_is_started_again() {
     let full = |measured| Case { room: Room { measured, full: true }, waiters: 1, ..sized(InstanceSeen::STOPPED) };
     assert_eq!(full(None).step(), Some(Step::Measure));
-    assert_eq!(full(fill(10, 10)).step(), Some(Step::Resize(15 << 30)));
-    assert_eq!(full(fill(20, 20)).step(), Some(Step::Resize(21 << 30)), "the reserve is lent");
-    let brick = full(fill(21, 21)).plan();
+    assert_eq!(full(Some(fill(10, 10))).step(), Some(Step::Resize(15 << 30)));
+    assert_eq!(full(Some(fill(20, 20))).step(), Some(Step::Resize(21 << 30)), "the reserve is lent");
+    let brick = full(Some(fill(21, 21))).plan();
     assert_eq!((brick.step, brick.reason.rule()), (None, "full"));
     assert!(matches!(brick.phase, Phase::Failed { .. }));
 }
