@@ -153,7 +153,11 @@ impl Worker {
         }
         // A later write may have been lost with the disk.
         drop(self.shared.store.save_project(&self.record, None));
-        let event = self.event("removed", "the project was removed; its cache is in the trash".to_owned()).by("admin");
+        let event = if self.key.role().is_derived() {
+            self.event("removed", "nobody needs it any more; its copy of the cache was freed".to_owned())
+        } else {
+            self.event("removed", "the project was removed; its cache is in the trash".to_owned()).by("admin")
+        };
         match self.shared.store.remove_project(&self.key, Some(event)).await {
             Ok(_) => {
                 self.shared.metrics.phase_changed(Some(PhaseLabel::Removing), None);
