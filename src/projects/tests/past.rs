@@ -173,7 +173,8 @@ async fn each_pull_request_has_a_copy_of_its_own_that_goes_with_it() {
     assert_eq!(bench.count(Step::DestroyVolume), 3);
     assert_eq!(bench.count(Step::Discard), 0, "a copy does not go through the trash");
     let journal = bench.projects.store().events_of(&fork, 20).await.expect("read");
-    let removed: Vec<_> = journal.iter().filter(|event| event.kind == "removed").map(|event| event.text.as_str()).collect();
+    let removed: Vec<_> =
+        journal.iter().filter(|event| event.kind == "removed").map(|event| event.text.as_str()).collect();
     assert_eq!(removed, ["nobody needs it any more; its copy of the cache was freed"]);
 }
 
