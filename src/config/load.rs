@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kiln_domain::Settings;
+use kiln_domain::{Settings, UntrustedPolicy};
 use thiserror::Error;
 
 use super::{Config, RuntimeKind};
@@ -104,14 +104,7 @@ impl Config {
             }
             _ => {}
         }
-        for mirror in &self.network.mirrors {
-            if addresses.contains(*mirror.ip()) {
-                return value("network.mirrors", mirror, "is among the daemons' own addresses (runtime.addresses)");
-            }
-            if [self.gateway.listen, self.api.listen].contains(&SocketAddr::V4(*mirror)) {
-                return value("network.mirrors", mirror, "is where kilnd itself listens");
-            }
-        }
+        self.check_mirrors()?;
         if self.gateway.listen.ip().is_unspecified() && !self.gateway.resolvable {
             let why = "clients are told this address: give one that they can reach, or names that they can resolve \
                        (gateway.domains and gateway.resolvable)";
@@ -181,18 +174,32 @@ impl Config {
         if let Err(error) = self.defaults().check() {
             return value("runtime.limits", &self.runtime.limits, &error.to_string());
         }
-        let most = self.untrusted();
-        let most = Settings {
-            memory_bytes: most.memory_bytes,
-            cpus: most.cpus,
-            processes: most.processes,
-            io_bytes: most.io_bytes,
-            ..Settings::default()
-        };
-        if let Err(error) = most.check() {
-            return value("untrusted", &self.untrusted, &error.to_string());
+        self.check_untrusted()
+    }
+
+    fn check_mirrors(&self) -> Result<(), ConfigError> {
+        let own = [self.gateway.listen, self.api.listen];
+        for mirror in &self.network.mirrors {
+            let why = if self.addresses().contains(*mirror.ip()) {
+                "is among the daemons' own addresses (runtime.addresses)"
+            } else if own.contains(&SocketAddr::V4(*mirror)) {
+                "is where kilnd itself listens"
+            } else {
+                continue;
+            };
+            return Err(ConfigError::Value { key: "network.mirrors", value: mirror.to_string(), why: why.to_owned() });
         }
         Ok(())
+    }
+
+    fn check_untrusted(&self) -> Result<(), ConfigError> {
+        let UntrustedPolicy { memory_bytes, cpus, processes, io_bytes } = self.untrusted();
+        let most = Settings { memory_bytes, cpus, processes, io_bytes, ..Settings::default() };
+        most.check().map_err(|error| ConfigError::Value {
+            key: "untrusted",
+            value: format!("{:?}", self.untrusted),
+            why: error.to_string(),
+        })
     }
 }
 
