@@ -4,7 +4,8 @@
 #   check TEXT WORD...     the command succeeds
 #   same TEXT WANTED SEEN  two texts are equal
 #   ok TEXT, failed TEXT   a result
-#   figure NAME VALUE UNIT a figure
+#   figure NAME VALUE [UNIT]
+#                          a figure
 #   skip TEXT              what is not looked at, and why
 #   reboot MARK            ends the case; after a reboot in good order it is run again from its top, with GUEST_MARK=MARK
 #   power_cut MARK         the same with a power cut at this moment: what was not yet written to a disk is lost
@@ -14,10 +15,13 @@
 
 set -euo pipefail
 
-ok() { printf 'ok %s: %s\n' "$GUEST_CASE" "$1"; }
-failed() { printf 'FAILED %s: %s\n' "$GUEST_CASE" "$1"; }
-figure() { printf '%s: %s: %s %s\n' "$GUEST_CASE" "$1" "$2" "$3"; }
-skip() { printf 'skipped: %s: %s\n' "$GUEST_CASE" "$1"; }
+# Results go here whatever becomes of the output of a command that is looked at.
+exec 3>&1
+
+ok() { printf 'ok %s: %s\n' "$GUEST_CASE" "$1" >&3; }
+failed() { printf 'FAILED %s: %s\n' "$GUEST_CASE" "$1" >&3; }
+figure() { printf '%s: %s: %s\n' "$GUEST_CASE" "$1" "$2${3:+ $3}" >&3; }
+skip() { printf 'skipped: %s: %s\n' "$GUEST_CASE" "$1" >&3; }
 
 check() {
     local text=$1

@@ -139,20 +139,21 @@ guest_up() {
         qemu-img create -q -f qcow2 -F raw -b "$_guest_image/disk.img" "$_guest_dir/disk.qcow2" >&2 || return 1
     [[ -e $_guest_dir/tank.img ]] || truncate -s "$GUEST_TANK" "$_guest_dir/tank.img"
     printf '%s\n' "$owner" >"$_guest_dir/qemu.owner"
+    printf '%s\n' "$_guest_image" "$GUEST_ACCEL" >"$_guest_dir/qemu.image"
     _guest_boot
 }
 
 guest_at() {
     _guest_dir=$(realpath -- "$1")
     _guest_running || { _guest_say "there is no guest running in $1"; return 1; }
-    # What it takes to boot it again.
-    guest_possible && _guest_accel
+    # To boot it again takes the image it lies on, whatever the recipe says by now.
+    { read -r _guest_image && read -r GUEST_ACCEL; } <"$_guest_dir/qemu.image"
 }
 
 # Starts QEMU, which goes into the background by itself, and waits for the runner.
 _guest_boot() {
     local accel=(-accel kvm -cpu host) pid cpus owner
-    [[ $GUEST_ACCEL == kvm ]] || accel=(-accel "tcg,thread=multi,tb-size=1024" -cpu "max,la57=off")
+    [[ $GUEST_ACCEL == kvm ]] || accel=(-accel "tcg,thread=multi,tb-size=1024" -cpu "Nehalem")
     cpus=$(nproc)
     [[ $cpus -le 4 ]] || cpus=4
     guest_boot_started=$(now_ms)
@@ -160,7 +161,7 @@ _guest_boot() {
     # From its own directory: a comma in a path would end a value.
     (cd -- "$_guest_dir" && qemu-system-x86_64 -name kiln-guest -nodefaults -display none -nic none "${accel[@]}" -smp "$cpus" -m "$GUEST_MEMORY" \
         -kernel "$_guest_image/vmlinuz" -initrd "$_guest_image/initrd.img" \
-        -append "console=ttyS0 root=/dev/vda rw quiet" \
+        -append "console=ttyS0 8250.nr_uarts=1 quiet lsm=landlock,lockdown,yama,apparmor mitigations=off nokaslr" \
         -drive file=disk.qcow2,if=virtio,format=qcow2,cache=unsafe -drive file=tank.img,if=virtio,format=raw,cache=unsafe,discard=unmap \
         -virtfs local,path=share,mount_tag=share,security_model=none,multidevs=remap -device virtio-rng-pci \
         -chardev file,id=console,path=console.log,append=on -serial chardev:console \
@@ -281,6 +282,6 @@ _guest_end() {
 guest_down() {
     [[ -n $_guest_dir ]] || return 0
     _guest_end TERM
-    rm -f -- "$_guest_dir/disk.qcow2" "$_guest_dir/tank.img" "$_guest_dir/qemu" "$_guest_dir/qemu.pid" "$_guest_dir/qemu.owner"
+    rm -f -- "$_guest_dir/disk.qcow2" "$_guest_dir/tank.img" "$_guest_dir/qemu" "$_guest_dir/qemu.pid" "$_guest_dir/qemu.owner" "$_guest_dir/qemu.image"
     _guest_dir=''
 }

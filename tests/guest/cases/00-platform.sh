@@ -10,11 +10,11 @@ has() { [[ $2 == *"$1"* ]]; }
 
 figure boot "$((GUEST_BOOT_MS / 1000))" s
 figure kernel "$(uname -r)" "on $(nproc) CPUs"
-figure systemd "$(systemctl --version | awk 'NR == 1 { print $2 }')" ''
-figure OpenZFS "$(zfs version | tr '\n' ' ')" ''
-figure Incus "$(incus version | awk '/^Server/ { print $3 }')" ''
-figure nft "$(nft --version | awk '{ print $2 }')" ''
-figure runc "$(runc --version | awk 'NR == 1 { print $3 }')" ''
+figure systemd "$(systemctl --version | awk 'NR == 1 { print $2 }')"
+figure OpenZFS "$(zfs version | paste -sd ' ')"
+figure Incus "$(incus version 2>/dev/null | awk '/^Server/ { print $3 }')"
+figure nft "$(nft --version | awk '{ print $2 }')"
+figure runc "$(runc --version | awk 'NR == 1 { print $3 }')"
 
 same "systemd is process 1" systemd "$(</proc/1/comm)"
 check "the boot left no failed unit" has '0 loaded units' "$(systemctl list-units --state=failed)"
@@ -26,7 +26,8 @@ same "OpenZFS is 2.3, in the kernel too" '2.3 2.3' \
 
 # AppArmor: a profile in force takes a right away.
 cp "$(type -P cat)" /usr/local/bin/confined-cat
-echo 'profile confined /usr/local/bin/confined-cat { #include <abstractions/base>
+echo '#include <tunables/global>
+profile confined /usr/local/bin/confined-cat { #include <abstractions/base>
   /usr/local/bin/confined-cat mr, deny /etc/hostname r, /etc/hosts r, }' >/run/confined
 check "AppArmor loads a profile" apparmor_parser --replace /run/confined
 check "a confined program reads what it may" timeout 20 confined-cat /etc/hosts >/dev/null
@@ -64,8 +65,14 @@ table inet platform {
         ct state established,related accept
         iifname @doors counter drop
     }
-    chain forward_ { type filter hook forward priority -5; policy accept; iifname "kiln*" reject }
-    chain after { type nat hook postrouting priority srcnat; oifname "none0" masquerade }
+    chain onward {
+        type filter hook forward priority -5; policy accept;
+        iifname "kiln*" reject
+    }
+    chain outward {
+        type nat hook postrouting priority srcnat;
+        oifname "none0" masquerade
+    }
 }
 NFT
 check "and goes" nft delete table inet platform
