@@ -10,7 +10,7 @@
 #                            runs the script (a file, or `-` for stdin) in the guest as root, shows its output as it
 #                            comes, and returns its exit code; 124 when it took longer (default 300), 125 when the guest
 #                            went away or does not answer
-#   guest_put FILE...        copies to the guest's /share/bin; programs without their debug information
+#   guest_put FILE...        copies files or directories to the guest's /share/bin; programs without debug information
 #   guest_pool               makes the pool `tank` on the second disk, unless it is there
 #   guest_incus              Incus on tank/incus, with no network of its own, unless it is there
 #   guest_reboot             reboots in good order, and waits until it runs scripts again
@@ -31,12 +31,14 @@ _GUEST_RUNNING=4
 
 _guest_dir=''
 _guest_image=''
+guest_boot_started=0
+# How long the last boot took, until it ran scripts.
+guest_boot_ms=0
 
 _guest_say() { say "guest: $*"; }
 _guest_skip() { echo "skipped: every test in the guest: $*"; return 1; }
 
 guest_possible() {
-    local recipe=$KILN_ROOT/tests/guest/image hash mirror
     [[ -z $_guest_image ]] || return 0
     [[ $EUID -eq 0 ]] || _guest_skip "it needs root" || return 1
     [[ $(uname -m) == x86_64 ]] || _guest_skip "its image is for amd64, this machine is $(uname -m)" || return 1
@@ -44,19 +46,32 @@ guest_possible() {
     _guest_room "${KILN_DEMO_DIR:-/var/tmp}" "$_GUEST_RUNNING" || return 1
     _guest_memory || return 1
     _guest_qemu || return 1
-    hash=$(cd -- "$recipe" && sha256sum build runner runner.service | sha256sum | cut -c1-16)
-    if [[ ! -d $(kiln_cache)/guest-$hash ]]; then
-        _guest_room "$(kiln_cache)" "$_GUEST_MAKING" || return 1
-        (need_packages debootstrap debian-archive-keyring) || _guest_skip "debootstrap cannot be installed" || return 1
-        [[ -n $(_incus_mirror) ]] || _apt update || true
-        read -r mirror _ < <(_incus_mirror) || true
-        [[ -n $mirror ]] || _guest_skip "there is no Debian mirror among the configured package sources" || return 1
-        _guest_say "making its image takes 10 to 20 minutes, once"
+    _guest_make
+}
+
+# In two halves, for what takes minutes changes rarely.
+_guest_make() {
+    local recipe=$KILN_ROOT/tests/guest/image cache packages disk mirror made
+    local failed="the guest's image cannot be made: the reason is above"
+    cache=$(kiln_cache)
+    packages=$(cd -- "$recipe" && sha256sum packages stages.sh | sha256sum | cut -c1-16)
+    disk=$(cd -- "$recipe" && { echo "$packages" && sha256sum disk runner runner.service; } | sha256sum | cut -c1-16)
+    if [[ ! -d $cache/guest-$disk ]]; then
+        if [[ ! -d $cache/guest-packages-$packages ]]; then
+            _guest_room "$cache" "$_GUEST_MAKING" || return 1
+            (need_packages debootstrap debian-archive-keyring) || _guest_skip "debootstrap cannot be installed" || return 1
+            [[ -n $(_incus_mirror) ]] || _apt update || true
+            read -r mirror _ < <(_incus_mirror) || true
+            [[ -n $mirror ]] || _guest_skip "there is no Debian mirror among the configured package sources" || return 1
+            _guest_say "making its image takes 10 to 20 minutes, once"
+        fi
+        made=$(cached guest-packages "$packages" "$recipe/packages" "${mirror-}") || die 1 "$failed"
+        made=$(cached guest "$disk" "$recipe/disk" "$made") || die 1 "$failed"
     fi
-    _guest_image=$(cached guest "$hash" "$recipe/build" "${mirror-}") || die 1 "the guest's image cannot be made: the reason is above"
-    touch -- "$_guest_image"
-    # Images of earlier recipes that no checkout has used for a month.
-    find "$(kiln_cache)" -maxdepth 1 -type d -name 'guest-*' -mtime +30 -exec rm -rf -- {} +
+    _guest_image=$cache/guest-$disk
+    touch -c -- "$_guest_image" "$cache/guest-packages-$packages"
+    # Those of recipes that no checkout has used for a month.
+    find "$cache" -maxdepth 1 -type d -name 'guest-*' -mtime +30 -exec rm -rf -- {} +
 }
 
 # _guest_room DIR GIB
@@ -94,7 +109,10 @@ _guest_qemu() {
 # a virtual machine without nested paging it may emulate the guest's kernel, slower than QEMU does. Asked once a boot.
 _guest_accel() {
     local memo started
-    [[ -z ${GUEST_ACCEL:-} ]] || return 0
+    if [[ -n ${GUEST_ACCEL:-} ]]; then
+        _guest_say "with $GUEST_ACCEL, as it was told to"
+        return
+    fi
     memo=$(kiln_cache)/guest-accel
     if [[ ! -w /dev/kvm ]]; then
         GUEST_ACCEL=tcg
@@ -104,8 +122,7 @@ _guest_accel() {
     if [[ $(head -n 1 "$memo" 2>/dev/null) != "$(</proc/sys/kernel/random/boot_id)" ]]; then
         started=$(now_ms)
         GUEST_ACCEL=tcg
-        # By itself: a shell says so when a process of its own is killed.
-        if timeout --signal=KILL 15 qemu-system-x86_64 -nodefaults -display none -no-reboot -accel kvm -cpu host -m 512 \
+        if timeout --kill-after=5 15 qemu-system-x86_64 -nodefaults -display none -no-reboot -accel kvm -cpu host -m 512 \
             -kernel "$_guest_image/vmlinuz" -append "panic=-1 quiet" </dev/null >/dev/null 2>&1; then
             GUEST_ACCEL=kvm
         fi
@@ -126,10 +143,10 @@ _guest_running() {
 
 guest_up() {
     local owner=${GUEST_OWNER:-$$}
-    guest_possible || return 1
     mkdir -p -- "$1"
     _guest_dir=$(realpath -- "$1")
-    if _guest_running; then return 0; fi
+    if _guest_running; then guest_at "$1"; return; fi
+    guest_possible || return 1
     _guest_accel
     rm -rf -- "$_guest_dir/share/q" "$_guest_dir/share/out" "$_guest_dir/share/boot" "$_guest_dir/console.log"
     mkdir -p -- "$_guest_dir/share/"{q,out,bin}
@@ -153,12 +170,14 @@ guest_at() {
 # Starts QEMU, which goes into the background by itself, and waits for the runner.
 _guest_boot() {
     local accel=(-accel kvm -cpu host) pid cpus owner
-    [[ $GUEST_ACCEL == kvm ]] || accel=(-accel "tcg,thread=multi,tb-size=1024" -cpu "Nehalem")
+    # A newer processor would only mean more to emulate, at boot above all.
+    [[ $GUEST_ACCEL == kvm ]] || accel=(-accel "tcg,thread=multi,tb-size=1024" -cpu Nehalem)
     cpus=$(nproc)
     [[ $cpus -le 4 ]] || cpus=4
     guest_boot_started=$(now_ms)
     rm -f -- "$_guest_dir/share/boot" "$_guest_dir/qemu" "$_guest_dir/qemu.pid"
-    # From its own directory: a comma in a path would end a value.
+    # What is beside the console in the kernel's words are things that a boot need not take time for: 32 serial lines, security
+    # modules without rules, guards against other guests. From its own directory: a comma in a path would end a value.
     (cd -- "$_guest_dir" && qemu-system-x86_64 -name kiln-guest -nodefaults -display none -nic none "${accel[@]}" -smp "$cpus" -m "$GUEST_MEMORY" \
         -kernel "$_guest_image/vmlinuz" -initrd "$_guest_image/initrd.img" \
         -append "console=ttyS0 8250.nr_uarts=1 quiet lsm=landlock,lockdown,yama,apparmor mitigations=off nokaslr" \
@@ -180,7 +199,7 @@ _guest_watch() {
     owner=$(_place_owner "$1") guest=$(_place_owner "$2")
     # shellcheck disable=SC2016  # it is the other shell's
     setsid bash -c '
-        same() { [[ $(awk '\''$3 != "Z" { print $1, $22 }'\'' "/proc/${1% *}/stat" 2>/dev/null) == "$1" ]]; }
+        same() { [[ -n $1 && $(awk '\''$3 != "Z" { print $1, $22 }'\'' "/proc/${1% *}/stat" 2>/dev/null) == "$1" ]]; }
         while same "$2"; do
             same "$1" || { kill -9 "${2% *}"; exit; }
             sleep 2
@@ -239,10 +258,11 @@ guest_put() {
     local file copy
     for file in "$@"; do
         copy=$_guest_dir/share/bin/${file##*/}
-        cp -- "$file" "$copy.new" || return 1
+        cp -rL -- "$file" "$copy.new" || return 1
         # A test program is mostly debug information, and each byte passes the share.
-        if type -P strip >/dev/null; then strip --strip-debug "$copy.new" 2>/dev/null || true; fi
-        mv -f -- "$copy.new" "$copy"
+        if [[ -f $copy.new ]] && type -P strip >/dev/null; then strip --strip-debug "$copy.new" 2>/dev/null || true; fi
+        rm -rf -- "$copy"
+        mv -- "$copy.new" "$copy"
     done
 }
 
@@ -255,7 +275,7 @@ guest_reboot() {
     boot=$(head -n 1 -- "$_guest_dir/share/boot" 2>/dev/null || true)
     guest_boot_started=$(now_ms)
     # The answer may be lost with the boot that gives it.
-    guest_run reboot - 60 <<<'systemctl --no-block reboot' || status=$?
+    guest_run reboot - 60 <<<'systemctl --no-block start reboot.target' || status=$?
     [[ $status -eq 0 || $status -eq 125 ]] || return "$status"
     _guest_await_boot "$boot"
 }
