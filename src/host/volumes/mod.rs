@@ -29,6 +29,7 @@ mod mounts;
 mod names;
 mod record;
 mod root;
+mod sound;
 mod tree;
 
 pub use btrfs::BtrfsEngine;
@@ -36,6 +37,7 @@ pub use dir::DirEngine;
 #[cfg(test)]
 pub use fake::FakeVolumes;
 pub use names::{ParseNameError, TrashName};
+pub use sound::{broken_database, changed_blobs};
 
 /// Where programs that run as root may come from: the places of a distribution and of NixOS. Never `$PATH`.
 pub const SEARCH: [&str; 6] =
