@@ -185,6 +185,7 @@ impl Config {
         if let Err(error) = self.rules() {
             return value("rules", &self.rules.len(), &error.to_string());
         }
+        self.check_caches()?;
         match (self.volumes.engine, &self.volumes.dataset) {
             (EngineKind::Zfs, None) => {
                 return value("volumes.dataset", &"", "engine zfs needs one: name a dataset, as tank/kiln/cache");

@@ -223,7 +223,7 @@ pub struct Admission {
     pub pressure_refuses: u8,
     #[serde(with = "units::bytes")]
     pub memory_floor: u64,
-    /// Fullness of the caches' storage from which on no new cache is made, and the trash is emptied.
+    /// Fullness of the caches' storage from which on no new cache is made.
     pub full_for_new: u8,
     /// And from which on nothing is started.
     pub full: u8,
