@@ -192,7 +192,7 @@ async fn settings_are_changed_one_by_one() {
         (r#"{"idleWindow":"900"}"#, "write it as"),
         (r#"{"idleWindow":900}"#, "invalid type"),
         (r#"{"volume":"20GB"}"#, "20GiB"),
-        (r#"{"volumeMax":"40"}"#, "volumeMax is"),
+        (r#"{"volumeMax":"40GB"}"#, "volumeMax is"),
         (r#"{"fanOut":65536}"#, "invalid value"),
         (r#"{"memory":"-1GiB"}"#, "memory is"),
         (r#"{"cpus":"4"}"#, "invalid type"),
