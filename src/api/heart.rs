@@ -110,11 +110,13 @@ pub struct SettingsChange {
     pub tier: Change<Tier>,
     pub idle_window: Change<Duration>,
     pub volume_bytes: Change<u64>,
+    pub volume_max_bytes: Change<u64>,
     pub memory_bytes: Change<u64>,
     pub cpus: Change<u32>,
     pub processes: Change<u32>,
     pub io_bytes: Change<u64>,
     pub entitlements: Change<Entitlements>,
+    pub fan_out: Change<u16>,
 }
 
 /// For what goes away by itself within a moment.

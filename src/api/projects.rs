@@ -237,16 +237,28 @@ fn in_use(error: projects::VerbError, verb: &'static str) -> VerbError {
 }
 
 fn apply(change: SettingsChange, own: &mut Settings) {
-    let SettingsChange { tier, idle_window, volume_bytes, memory_bytes, cpus, processes, io_bytes, entitlements } =
-        change;
+    let SettingsChange {
+        tier,
+        idle_window,
+        volume_bytes,
+        volume_max_bytes,
+        memory_bytes,
+        cpus,
+        processes,
+        io_bytes,
+        entitlements,
+        fan_out,
+    } = change;
     tier.apply(&mut own.tier);
     idle_window.apply(&mut own.idle_window);
     volume_bytes.apply(&mut own.volume_bytes);
+    volume_max_bytes.apply(&mut own.volume_max_bytes);
     memory_bytes.apply(&mut own.memory_bytes);
     cpus.apply(&mut own.cpus);
     processes.apply(&mut own.processes);
     io_bytes.apply(&mut own.io_bytes);
     entitlements.apply(&mut own.entitlements);
+    fan_out.apply(&mut own.fan_out);
 }
 
 impl From<StoreError> for CompleteError {

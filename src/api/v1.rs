@@ -90,16 +90,19 @@ pub(super) async fn set(State(api): State<Api>, key: InPath, body: Body) -> Resu
 }
 
 fn well_formed(patch: SettingsPatch) -> Result<SettingsChange, String> {
-    let SettingsPatch { tier, idle_window, volume, memory, cpus, processes, io, entitlements } = patch;
+    let SettingsPatch { tier, idle_window, volume, volume_max, memory, cpus, processes, io, entitlements, fan_out } =
+        patch;
     Ok(SettingsChange {
         tier: tier.try_map(|text| tier_of(&text))?,
         idle_window: idle_window.try_map(|text| span_of(&text))?,
         volume_bytes: volume.try_map(|text| size_of("volume", &text))?,
+        volume_max_bytes: volume_max.try_map(|text| size_of("volumeMax", &text))?,
         memory_bytes: memory.try_map(|text| size_of("memory", &text))?,
         cpus,
         processes,
         io_bytes: io.try_map(|text| size_of("io", &text))?,
         entitlements: entitlements.try_map(|names| entitlements_of(&names))?,
+        fan_out,
     })
 }
 

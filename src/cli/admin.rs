@@ -57,11 +57,13 @@ fn patch(flags: &SettingFlags, reset: &[Field]) -> Result<SettingsPatch, CliErro
         tier: text(Field::Tier, &flags.tier)?,
         idle_window: text(Field::IdleWindow, &flags.idle_window)?,
         volume: text(Field::Volume, &flags.volume)?,
+        volume_max: text(Field::VolumeMax, &flags.volume_max)?,
         memory: text(Field::Memory, &flags.memory)?,
         cpus: number(Field::Cpus, flags.cpus)?,
         processes: number(Field::Processes, flags.processes)?,
         io: text(Field::Io, &flags.io)?,
         entitlements: change(Field::Allow, entitlements(&flags.allow), reset)?,
+        fan_out: change(Field::FanOut, flags.fan_out, reset)?,
     };
     if patch == SettingsPatch::default() {
         return Err(CliError::NothingToSet);
@@ -86,8 +88,18 @@ fn change<T>(field: Field, value: Option<T>, reset: &[Field]) -> Result<Change<T
 /// What counts for a project, where it comes from, and what waits for a roll.
 pub(super) fn settings(project: &ProjectView) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
-    if let Some(SettingsView { tier, idle_window, volume, memory, cpus, processes, io, entitlements }) =
-        &project.settings
+    if let Some(SettingsView {
+        tier,
+        idle_window,
+        volume,
+        volume_max,
+        memory,
+        cpus,
+        processes,
+        io,
+        entitlements,
+        fan_out,
+    }) = &project.settings
     {
         let of = |Setting { value, origin }: &Setting| {
             format!("{} ({})", value.as_deref().unwrap_or("unlimited"), origin.name())
@@ -96,11 +108,13 @@ pub(super) fn settings(project: &ProjectView) -> Vec<(&'static str, String)> {
             ("tier", of(tier)),
             ("idle window", of(idle_window)),
             ("volume", of(volume)),
+            ("grows to", of(volume_max)),
             ("memory", of(memory)),
             ("cpus", of(cpus)),
             ("processes", of(processes)),
             ("io", of(io)),
             ("entitlements", of(entitlements)),
+            ("fan-out", of(fan_out)),
         ];
     }
     lines.extend(project.pending.iter().map(|what| ("after a roll", what.clone())));
@@ -207,11 +221,14 @@ mod tests {
 
     #[test]
     fn a_patch_says_what_the_flags_say() {
-        let flags = SettingFlags { tier: Some("hot".to_owned()), cpus: Some(4), ..SettingFlags::default() };
-        let said = patch(&flags, &[Field::Volume, Field::Volume]).expect("is one");
+        let (hot, most) = (Some("hot".to_owned()), Some("40GiB".to_owned()));
+        let flags = SettingFlags { tier: hot, volume_max: most, cpus: Some(4), ..SettingFlags::default() };
+        let said = patch(&flags, &[Field::Volume, Field::Volume, Field::FanOut]).expect("is one");
         let expected = SettingsPatch {
             tier: Change::To("hot".to_owned()),
             volume: Change::Reset,
+            volume_max: Change::To("40GiB".to_owned()),
+            fan_out: Change::Reset,
             cpus: Change::To(4),
             ..SettingsPatch::default()
         };

@@ -233,9 +233,12 @@ pub(super) struct SettingFlags {
     /// How long the daemon stays up after its last activity: 30m, 1h
     #[arg(long, value_name = "SPAN", value_parser = window)]
     pub(super) idle_window: Option<String>,
-    /// What the cache may grow to: 40GiB
+    /// The cache's first size: 40GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) volume: Option<String>,
+    /// What the cache may grow to; the first size: never
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(super) volume_max: Option<String>,
     /// For the daemon with its builds: 4GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) memory: Option<String>,
@@ -249,6 +252,9 @@ pub(super) struct SettingFlags {
     /// What trusted builds may ask for: security.insecure, network.host (may be given several times), or none
     #[arg(long, value_name = "ENTITLEMENT", value_parser = ["security.insecure", "network.host", NONE])]
     pub(super) allow: Vec<String>,
+    /// Daemons beside its own when that is saturated; 0: none
+    #[arg(long, value_name = "COUNT")]
+    pub(super) fan_out: Option<u16>,
 }
 
 /// In the place of entitlements.
@@ -260,11 +266,13 @@ pub(super) enum Field {
     Tier,
     IdleWindow,
     Volume,
+    VolumeMax,
     Memory,
     Cpus,
     Processes,
     Io,
     Allow,
+    FanOut,
 }
 
 impl Field {
@@ -273,11 +281,13 @@ impl Field {
             Self::Tier => "tier",
             Self::IdleWindow => "idle-window",
             Self::Volume => "volume",
+            Self::VolumeMax => "volume-max",
             Self::Memory => "memory",
             Self::Cpus => "cpus",
             Self::Processes => "processes",
             Self::Io => "io",
             Self::Allow => "allow",
+            Self::FanOut => "fan-out",
         }
     }
 }

@@ -50,9 +50,10 @@ pub(super) fn json_line<T: Serialize>(value: &T) -> Result<(), CliError> {
 
 /// `name  value` lines; those without a value are left out.
 pub(super) fn fields(fields: &[(&str, String)]) -> Result<(), CliError> {
-    let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let shown = || fields.iter().filter(|(_, value)| !value.is_empty());
+    let width = shown().map(|(name, _)| name.len()).max().unwrap_or(0);
     let mut text = String::new();
-    for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
+    for (name, value) in shown() {
         let _ = writeln!(text, "{name:width$}  {}", plain(value).replace('\n', &format!("\n{:width$}  ", "")));
     }
     out(&text)
@@ -71,13 +72,7 @@ pub(super) fn human_size(bytes: u64) -> String {
         size /= 1024.0;
         unit += 1;
     }
-    let digits = if size < 9.995 {
-        2
-    } else if size < 99.95 {
-        1
-    } else {
-        0
-    };
+    let digits = [9.995, 99.95].iter().filter(|bound| size < **bound).count();
     format!("{size:.digits$} {}", UNITS[unit])
 }
 

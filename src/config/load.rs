@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kiln_domain::Settings;
+use kiln_domain::{Settings, UntrustedPolicy};
 use thiserror::Error;
 
 use super::{Config, EngineKind, RuntimeKind};
@@ -76,9 +76,13 @@ impl Config {
 
     /// What each value alone cannot tell.
     fn check(&self) -> Result<(), ConfigError> {
-        let value = |key, value: &dyn std::fmt::Debug, why: &str| {
-            Err(ConfigError::Value { key, value: format!("{value:?}"), why: why.to_owned() })
-        };
+        self.check_places()?;
+        self.check_addresses()?;
+        self.check_policy()?;
+        self.check_what_is_given()
+    }
+
+    fn check_places(&self) -> Result<(), ConfigError> {
         for (key, path) in [
             ("state_dir", Some(&self.state_dir)),
             ("run_dir", Some(&self.run_dir)),
@@ -94,6 +98,10 @@ impl Config {
         if self.run_dir.as_os_str().len() > LONGEST_RUN_DIR {
             return value("run_dir", &self.run_dir, "is too long to hold the daemons' sockets: at most 48 bytes");
         }
+        Ok(())
+    }
+
+    fn check_addresses(&self) -> Result<(), ConfigError> {
         let addresses = self.addresses();
         match self.runtime.kind {
             RuntimeKind::Process if !addresses.is_loopback() => {
@@ -104,14 +112,7 @@ impl Config {
             }
             _ => {}
         }
-        for mirror in &self.network.mirrors {
-            if addresses.contains(*mirror.ip()) {
-                return value("network.mirrors", mirror, "is among the daemons' own addresses (runtime.addresses)");
-            }
-            if [self.gateway.listen, self.api.listen].contains(&SocketAddr::V4(*mirror)) {
-                return value("network.mirrors", mirror, "is where kilnd itself listens");
-            }
-        }
+        self.check_mirrors()?;
         if self.gateway.listen.ip().is_unspecified() && !self.gateway.resolvable {
             let why = "clients are told this address: give one that they can reach, or names that they can resolve \
                        (gateway.domains and gateway.resolvable)";
@@ -123,6 +124,10 @@ impl Config {
         if let Some(domain) = self.gateway.domains.iter().find(|domain| !is_domain(domain)) {
             return value("gateway.domains", domain, "is not a DNS name");
         }
+        Ok(())
+    }
+
+    fn check_policy(&self) -> Result<(), ConfigError> {
         if self.buildkit.port == 0 {
             return value("buildkit.port", &self.buildkit.port, "give a port number");
         }
@@ -172,9 +177,15 @@ impl Config {
                 "a loaded daemon is silent for that long: at least 10s",
             );
         }
+        Ok(())
+    }
+
+    /// To projects, by default and by rule.
+    fn check_what_is_given(&self) -> Result<(), ConfigError> {
         if let Err(error) = self.rules() {
             return value("rules", &self.rules.len(), &error.to_string());
         }
+        self.check_caches()?;
         match (self.volumes.engine, &self.volumes.dataset) {
             (EngineKind::Zfs, None) => {
                 return value("volumes.dataset", &"", "engine zfs needs one: name a dataset, as tank/kiln/cache");
@@ -188,25 +199,44 @@ impl Config {
             }
             _ => {}
         }
+        self.check_caches()?;
         if self.volumes.size < MIN_VOLUME {
             return value("volumes.size", &self.volumes.size, "a cache below 1GiB is of no use");
         }
         if let Err(error) = self.defaults().check() {
             return value("runtime.limits", &self.runtime.limits, &error.to_string());
         }
-        let most = self.untrusted();
-        let most = Settings {
-            memory_bytes: most.memory_bytes,
-            cpus: most.cpus,
-            processes: most.processes,
-            io_bytes: most.io_bytes,
-            ..Settings::default()
-        };
-        if let Err(error) = most.check() {
-            return value("untrusted", &self.untrusted, &error.to_string());
+        self.check_untrusted()
+    }
+
+    fn check_mirrors(&self) -> Result<(), ConfigError> {
+        let own = [self.gateway.listen, self.api.listen];
+        for mirror in &self.network.mirrors {
+            let why = if self.addresses().contains(*mirror.ip()) {
+                "is among the daemons' own addresses (runtime.addresses)"
+            } else if own.contains(&SocketAddr::V4(*mirror)) {
+                "is where kilnd itself listens"
+            } else {
+                continue;
+            };
+            return Err(ConfigError::Value { key: "network.mirrors", value: mirror.to_string(), why: why.to_owned() });
         }
         Ok(())
     }
+
+    fn check_untrusted(&self) -> Result<(), ConfigError> {
+        let UntrustedPolicy { memory_bytes, cpus, processes, io_bytes } = self.untrusted();
+        let most = Settings { memory_bytes, cpus, processes, io_bytes, ..Settings::default() };
+        most.check().map_err(|error| ConfigError::Value {
+            key: "untrusted",
+            value: format!("{:?}", self.untrusted),
+            why: error.to_string(),
+        })
+    }
+}
+
+fn value<T>(key: &'static str, value: &dyn std::fmt::Debug, why: &str) -> Result<T, ConfigError> {
+    Err(ConfigError::Value { key, value: format!("{value:?}"), why: why.to_owned() })
 }
 
 const MIN_VOLUME: u64 = 1 << 30;
@@ -380,6 +410,22 @@ mod tests {
             ("[admission]\nstarts = 0", "admission.starts"),
             ("[admission]\nfull = 101", "admission.full"),
             ("[admission]\nfull_for_new = 99", "admission.full_for_new"),
+            ("[growth]\nthreshold = 96", "growth.threshold"),
+            ("[growth]\nfactor = 0.9", "growth.factor"),
+            ("[growth]\nfactor = nan", "growth.factor"),
+            ("[growth]\nmax = '1MiB'", "growth.max"),
+            ("[fan_out]\nbuilds = 0", "fan_out.builds"),
+            ("[fan_out]\nmembers = 33", "fan_out.members"),
+            ("[fan_out]\npressure = 0", "fan_out.pressure"),
+            ("[eviction]\nbegin = 75", "eviction.end"),
+            ("[eviction]\nend = 0", "eviction.end"),
+            ("[eviction]\nurgent = 79", "eviction.urgent"),
+            ("[eviction]\nkeep_newer = 'long'", "keep_newer"),
+            ("[snapshots]\nevery = '59s'", "snapshots.every"),
+            ("[snapshots]\nkeep = 0", "snapshots.keep"),
+            ("[snapshots]\nkeep_for = '0s'", "snapshots.keep_for"),
+            ("[[rules]]\nrepo = '*'\nvolume = '20GiB'\nvolume_max = '10GiB'", "rules"),
+            ("[[rules]]\nrepo = '*'\nfan_out = 33", "rules"),
             ("[[rules]]\nrepo = 'github.com/*/x'", "rules"),
             ("[[rules]]\ntier = 'hot'", "rules"),
             ("[[rules]]\nrepo = '*'\ntier = 'cold'", "tier"),
@@ -394,13 +440,16 @@ mod tests {
     #[test]
     fn rules_are_read_in_their_order() {
         let file = written(
-            "[[rules]]\nrepo = 'github.com/org/a'\ntier = 'hot'\n[[rules]]\nrepo = '*'\nidle_window = '1h'",
+            "[[rules]]\nrepo = 'github.com/org/a'\ntier = 'hot'\nfan_out = 0\nvolume_max = '9GiB'\n\
+             [[rules]]\nrepo = '*'\nidle_window = '1h'",
             0o600,
         );
         let config = Config::load(Some(file.path()), &Overrides::default()).expect("valid");
         let rules = config.rules().expect("read");
         assert_eq!(rules.0.iter().map(|rule| rule.repo.to_string()).collect::<Vec<_>>(), ["github.com/org/a", "*"]);
         assert_eq!(rules.0[1].settings.idle_window, Some(Duration::from_hours(1)));
+        let first = &rules.0[0].settings;
+        assert_eq!((first.fan_out, first.volume_max_bytes), (Some(0), Some(9 << 30)));
         let text = toml::to_string(&config).expect("renders");
         assert_eq!(Config::parse(Path::new("x"), &text).expect("parses"), config, "{text}");
     }

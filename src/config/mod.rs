@@ -5,6 +5,7 @@
 //!
 //! What must not be here: opening anything but the file itself.
 
+mod caches;
 mod load;
 mod units;
 
@@ -12,6 +13,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use caches::{Eviction, FanOut, Growth, Snapshots};
 use kiln_domain::settings::{Rule as DomainRule, SettingsError};
 use kiln_domain::{AddressRange, Entitlements, Rules, Settings, Tier, UntrustedPolicy};
 pub use load::{ConfigError, Overrides};
@@ -21,7 +23,7 @@ use crate::host::network::Destination;
 use crate::store::Retention;
 
 /// `/etc/kiln/kiln.toml`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Database, certificates, daemon configuration. Survives everything.
@@ -33,6 +35,10 @@ pub struct Config {
     pub runtime: Runtime,
     pub network: Network,
     pub volumes: Volumes,
+    pub growth: Growth,
+    pub snapshots: Snapshots,
+    pub fan_out: FanOut,
+    pub eviction: Eviction,
     pub buildkit: BuildKit,
     pub policy: Policy,
     pub admission: Admission,
@@ -147,7 +153,7 @@ pub struct Volumes {
     pub path: Option<PathBuf>,
     /// What engine `zfs` keeps everything below, and no other engine has. Must exist.
     pub dataset: Option<String>,
-    /// What one project's cache may grow to; buildkitd's garbage collection keeps well below it.
+    /// The first size of one project's cache; buildkitd's garbage collection keeps below it.
     #[serde(with = "units::bytes")]
     pub size: u64,
 }
@@ -217,7 +223,7 @@ pub struct Admission {
     pub pressure_refuses: u8,
     #[serde(with = "units::bytes")]
     pub memory_floor: u64,
-    /// Fullness of the caches' storage from which on no new cache is made, and the trash is emptied.
+    /// Fullness of the caches' storage from which on no new cache is made.
     pub full_for_new: u8,
     /// And from which on nothing is started.
     pub full: u8,
@@ -243,6 +249,8 @@ pub struct Rule {
     #[serde(with = "units::optional_bytes", skip_serializing_if = "Option::is_none")]
     pub volume: Option<u64>,
     #[serde(with = "units::optional_bytes", skip_serializing_if = "Option::is_none")]
+    pub volume_max: Option<u64>,
+    #[serde(with = "units::optional_bytes", skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
     pub cpus: Option<u32>,
     pub processes: Option<u32>,
@@ -250,6 +258,7 @@ pub struct Rule {
     pub io: Option<u64>,
     /// For trusted builds only.
     pub entitlements: Option<Entitlements>,
+    pub fan_out: Option<u16>,
 }
 
 impl Rule {
@@ -258,12 +267,13 @@ impl Rule {
             tier: self.tier,
             idle_window: self.idle_window,
             volume_bytes: self.volume,
+            volume_max_bytes: self.volume_max,
             memory_bytes: self.memory,
             cpus: self.cpus,
             processes: self.processes,
             io_bytes: self.io,
             entitlements: self.entitlements.clone(),
-            ..Settings::default()
+            fan_out: self.fan_out,
         }
     }
 }
@@ -291,6 +301,10 @@ impl Default for Config {
             runtime: Runtime::default(),
             network: Network::default(),
             volumes: Volumes::default(),
+            growth: Growth::default(),
+            snapshots: Snapshots::default(),
+            fan_out: FanOut::default(),
+            eviction: Eviction::default(),
             buildkit: BuildKit::default(),
             policy: Policy::default(),
             admission: Admission::default(),
@@ -391,13 +405,15 @@ impl Config {
             tier: Some(Tier::Warm),
             idle_window: None,
             volume_bytes: Some(self.volumes.size),
+            // Left open: `growth.max` may be less than the first size of some project, which then stays as it is.
+            volume_max_bytes: None,
             memory_bytes: limits.memory,
             cpus: limits.cpus,
             processes: limits.processes,
             io_bytes: limits.io,
             // Only by a rule or for a project: not for all at once.
             entitlements: None,
-            ..Settings::default()
+            fan_out: Some(self.fan_out.members),
         }
     }
 

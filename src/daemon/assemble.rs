@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use kiln_domain::Policy;
 use kiln_domain::admission::AdmissionPolicy;
-use kiln_domain::cache::fanout::FanOutPolicy;
 use kiln_domain::health::HealthPolicy;
 use kiln_domain::idle::IdlePolicy;
 use kiln_domain::lease::LeasePolicy;
@@ -195,6 +194,8 @@ fn projects_config(config: &Config) -> Result<ProjectsConfig, StartError> {
     Ok(ProjectsConfig {
         policy: policy(config),
         admission: admission(config),
+        fan_out: config.fan_out.policy(),
+        eviction: config.eviction.policy(),
         defaults: config.defaults(),
         rules,
         trash_kept: config.policy.trash_kept,
@@ -211,7 +212,6 @@ fn projects_config(config: &Config) -> Result<ProjectsConfig, StartError> {
         route_wait: config.api.route_wait,
         connect_wait: Limits::default().wake.saturating_sub(SAY_WHY),
         forks: ForkBounds::default(),
-        fan_out: FanOutPolicy::default(),
         untrusted: match config.runtime.kind {
             RuntimeKind::Process => Err("the process runtime cannot keep them apart from the host".to_owned()),
             RuntimeKind::Incus => Ok(()),
@@ -244,7 +244,8 @@ fn policy(config: &Config) -> Policy {
         },
         roll_held: policy.roll_held,
         max_leases: policy.max_leases,
-        ..Policy::default()
+        history: config.snapshots.policy(),
+        size: config.growth.policy(),
     }
 }
 

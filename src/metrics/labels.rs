@@ -1,6 +1,7 @@
 //! Every label with its values: nothing else can be a label's value.
 
 use kiln_domain::admission::Refused;
+use kiln_domain::cache::eviction::Kind;
 use kiln_domain::{Phase, Step};
 
 /// One label of a series: its name and its value.
@@ -217,6 +218,28 @@ label! {
         StopInstance = "stop_instance",
         DestroyInstance = "destroy_instance",
         Discard = "discard",
+    }
+}
+
+label! {
+    /// What was given up for want of room.
+    Evicted as "kind" {
+        Trash = "trash",
+        /// The cache of a fork, or of a daemon beside a project's own.
+        Copy = "copy",
+        Snapshots = "snapshots",
+        Cache = "cache",
+    }
+}
+
+impl From<Kind> for Evicted {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Trash => Self::Trash,
+            Kind::Copy => Self::Copy,
+            Kind::Snapshots => Self::Snapshots,
+            Kind::Cache => Self::Cache,
+        }
     }
 }
 

@@ -19,7 +19,7 @@ mod levels;
 use std::fmt;
 use std::time::Duration;
 
-pub use labels::{Fault, LeaseEnd, Outcome, PhaseLabel, Refusal, Stage, StepLabel};
+pub use labels::{Evicted, Fault, LeaseEnd, Outcome, PhaseLabel, Refusal, Stage, StepLabel};
 pub use levels::{Count, Level};
 use prometheus_client::encoding::{prometheus_text, text};
 use prometheus_client::metrics::counter::Counter;
@@ -67,6 +67,7 @@ pub struct Metrics {
     step_time: Histograms,
     step_failures: Family<Pair, Counter>,
     faults: Family<Pair, Counter>,
+    evictions: Family<Pair, Counter>,
     readings: Readings,
 }
 
@@ -97,6 +98,7 @@ impl Metrics {
             step_time: histograms::<StepLabel>(),
             step_failures: counters::<StepLabel>(),
             faults: counters::<Fault>(),
+            evictions: counters::<Evicted>(),
             readings: Readings::default(),
         };
         metrics.register();
@@ -119,6 +121,7 @@ impl Metrics {
         of.register_with_unit("step", "Steps on the host, failed ones too, by step", Unit::Seconds, steps);
         of.register("step_failures", "Steps on the host that failed or hung, by step", self.step_failures.clone());
         of.register("daemon_faults", "What was found wrong with a daemon, by fault", self.faults.clone());
+        of.register("evictions", "What was given up for want of room, by kind", self.evictions.clone());
         of.register("build", "The version that runs", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
         of.register_collector(Box::new(self.readings.clone()));
     }
@@ -171,6 +174,10 @@ impl Metrics {
     }
 
     /// Something was found wrong with a daemon.
+    pub fn evicted(&self, kind: Evicted) {
+        self.evictions.get_or_create(&kind.pair()).inc();
+    }
+
     pub fn daemon_at_fault(&self, fault: Fault) {
         self.faults.get_or_create(&fault.pair()).inc();
     }

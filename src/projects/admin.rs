@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kiln_domain::explain::Explanation;
-use kiln_domain::plan::{Stop, StopWish};
+use kiln_domain::plan::{Stop, StopWish, bounds};
 use kiln_domain::settings::SettingsError;
 use kiln_domain::{Key, Lease, Phase, ProjectRecord, Settings, SnapshotName, Step};
 use kiln_wire::units::{show_size, show_span};
@@ -264,6 +264,7 @@ impl Projects {
         let effective = self.shared.settings(record);
         let window = kiln_domain::idle::window(record, &effective, self.shared.clock.now(), &self.config.policy.idle);
         let number = |count: Option<u32>| count.map(|count| count.to_string());
+        let max = bounds(&effective, &self.config.policy.size).map(|bounds| bounds.max());
         let setting = |value: Option<String>, set: fn(&Settings) -> bool| {
             let origin = match (set(&record.settings), set(rule)) {
                 (true, _) => Origin::Project,
@@ -276,11 +277,13 @@ impl Projects {
             tier: setting(effective.tier.map(|tier| tier.name().to_owned()), |s| s.tier.is_some()),
             idle_window: setting(Some(show_span(window)), |s| s.idle_window.is_some()),
             volume: setting(effective.volume_bytes.map(show_size), |s| s.volume_bytes.is_some()),
+            volume_max: setting(max.map(show_size), |s| s.volume_max_bytes.is_some()),
             memory: setting(effective.memory_bytes.map(show_size), |s| s.memory_bytes.is_some()),
             cpus: setting(number(effective.cpus), |s| s.cpus.is_some()),
             processes: setting(number(effective.processes), |s| s.processes.is_some()),
             io: setting(effective.io_bytes.map(show_size), |s| s.io_bytes.is_some()),
             entitlements: setting(Some(show_names(&effective)), |s| s.entitlements.is_some()),
+            fan_out: setting(effective.fan_out.map(|count| count.to_string()), |s| s.fan_out.is_some()),
         }
     }
 }

@@ -2,17 +2,18 @@
 //!
 //! [`kiln_domain::admission`] says whether one more start may begin; this keeps the queue. It is fair: first come, first
 //! served, whichever project; only a project that needs nothing new goes through at once. While somebody waits, the host
-//! is looked at every second; while nobody does, it is looked at only when a start asks. A start that waits for memory or
-//! for a place among the daemons makes the one go that nobody has needed for longest.
+//! is looked at every second; while nobody does, it is looked at when a start asks, and now and then for memory. A start that
+//! waits for memory or for a place among the daemons, and a host that is short of memory, make the one go that nobody has
+//! needed for longest.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use kiln_domain::admission::{AdmissionPolicy, HostLoad, Verdict, WaitsFor, admit};
+use kiln_domain::admission::{AdmissionPolicy, HostLoad, Refused, Verdict, WaitsFor, admit};
 use kiln_domain::plan::Place;
 use kiln_domain::{Key, Timestamp};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -30,6 +31,8 @@ pub(super) struct Admission {
     effects: Arc<dyn Effects>,
     state: Mutex<State>,
     reading: tokio::sync::Mutex<Reading>,
+    /// Rung when a start is refused because the caches' storage is full.
+    storage_full: Notify,
     /// For the task that watches the host while somebody waits.
     own: Weak<Self>,
 }
@@ -147,6 +150,7 @@ impl Admission {
             effects,
             state: Mutex::default(),
             reading: tokio::sync::Mutex::default(),
+            storage_full: Notify::new(),
             own: own.clone(),
         })
     }
@@ -178,7 +182,12 @@ impl Admission {
                 state.starting.insert(key.clone());
                 Place::Admitted
             }
-            Verdict::Refuse(why) => Place::Refused(why),
+            Verdict::Refuse(why) => {
+                if matches!(why, Refused::Storage { .. } | Refused::StorageForNew { .. }) {
+                    self.storage_full.notify_one();
+                }
+                Place::Refused(why)
+            }
             Verdict::Wait(waits_for) => {
                 let first = state.queue.is_empty();
                 if first {
@@ -279,9 +288,31 @@ impl Admission {
                     state.watched = false;
                     return;
                 }
-                make_room(&mut state);
+                let waits_for = state.waits_for;
+                make_room(&mut state, waits_for);
             }
         });
+    }
+
+    /// While nobody waits for a start: a host that is short of memory is eased before anything on it is killed. True: it is
+    /// short.
+    pub(super) async fn ease(&self) -> bool {
+        let load = self.read().await;
+        let mut state = self.state();
+        state.load = load;
+        let memory = HostLoad { storage: None, ..load };
+        let short = match admit(&memory, false, &self.policy) {
+            Verdict::Wait(waits_for) => Some(waits_for),
+            Verdict::Refuse(Refused::Thrashing { full }) => Some(WaitsFor::MemoryPressure { some: full }),
+            Verdict::Refuse(_) | Verdict::Admit => None,
+        };
+        make_room(&mut state, short);
+        short.is_some()
+    }
+
+    /// Returns when a start has been refused because the caches' storage is full.
+    pub(super) async fn refused_for_storage(&self) {
+        self.storage_full.notified().await;
     }
 }
 
@@ -292,10 +323,10 @@ const GOES_WITHIN: Duration = Duration::from_secs(15);
 const SHOWS_WITHIN: Duration = Duration::from_secs(10);
 
 /// One at a time, the one that nobody has needed for longest: the next is asked when it is down, or needed again.
-fn make_room(state: &mut State) {
-    let waits = state.waits_for.is_some_and(WaitsFor::eased_by_a_stop);
+fn make_room(state: &mut State, waits_for: Option<WaitsFor>) {
+    let waits = waits_for.is_some_and(WaitsFor::eased_by_a_stop);
     let asked = state.asked.as_ref().is_some_and(|(_, at)| at.elapsed() < GOES_WITHIN);
-    let lags = matches!(state.waits_for, Some(WaitsFor::MemoryPressure { .. }));
+    let lags = matches!(waits_for, Some(WaitsFor::MemoryPressure { .. }));
     let eased = lags && state.eased.is_some_and(|at| at.elapsed() < SHOWS_WITHIN);
     if !waits || asked || eased {
         return;

@@ -79,10 +79,14 @@ impl Projects {
             state.branches.insert((project, branch.to_owned()), member);
         }
         let identity = if member == 0 { identity } else { Identity::member(identity.spec, member) };
-        *state.asking.entry(identity.key.clone()).or_default() += 1;
+        let asking = self.ask(&mut state, &identity.key);
         drop(state);
-        let asking = Asking { spread: self.spread.clone(), key: identity.key.clone() };
         (identity, Some(asking))
+    }
+
+    fn ask(&self, state: &mut State, key: &Key) -> Asking {
+        *state.asking.entry(key.clone()).or_default() += 1;
+        Asking { spread: self.spread.clone(), key: key.clone() }
     }
 
     /// Where a build goes for which the member `without` could not be had.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::admission::AdmissionPolicy;
-use kiln_domain::cache::fanout::FanOutPolicy;
+use kiln_domain::cache::{EvictionPolicy, FanOutPolicy};
 use kiln_domain::project::PullRequestError;
 use kiln_domain::settings::HostSize;
 use kiln_domain::{AddressPool, BuildSpec, Identity, Key, Lease, LeaseToken, Policy, Role, Rules, Settings};
@@ -19,6 +19,7 @@ use super::admission::{Admission, QueueFigures};
 use super::answer::{Addressing, Ready, Routed, Standing};
 use super::effects::{Effects, StepDeadlines};
 use super::fanout::Spread;
+use super::forks::ComingForks;
 use super::messages::{Granted, Message, Refusal, RefusalKind, Releasing, Renewing, Undelivered};
 use super::registry::{Registry, Shared, WorkerHandle};
 use super::trials::Trials;
@@ -36,6 +37,7 @@ pub(super) const TRIES: usize = 5;
 pub struct ProjectsConfig {
     pub policy: Policy,
     pub admission: AdmissionPolicy,
+    pub eviction: EvictionPolicy,
     /// What counts for a project that says nothing else.
     pub defaults: Settings,
     pub rules: Rules,
@@ -64,6 +66,7 @@ impl ProjectsConfig {
         Self {
             policy: Policy::default(),
             admission: AdmissionPolicy::default(),
+            eviction: EvictionPolicy::default(),
             defaults: Settings::default(),
             rules: Rules::default(),
             host_size: HostSize::default(),
@@ -194,6 +197,7 @@ pub struct Projects {
     pub(super) registry: Registry,
     pub(super) config: Arc<ProjectsConfig>,
     pub(super) spread: Spread,
+    pub(super) coming: ComingForks,
     /// Whether copies of caches cost next to nothing here.
     pub(super) cheap: bool,
     pki: Pki,
@@ -213,7 +217,7 @@ impl Projects {
     pub fn new(config: ProjectsConfig, foundations: Foundations) -> Self {
         let Foundations { store, effects, pki, clock, entropy } = foundations;
         let metrics = Arc::new(Metrics::new());
-        let (spread, cheap) = (Spread::default(), effects.snapshots_are_cheap());
+        let (spread, coming, cheap) = (Spread::default(), ComingForks::default(), effects.snapshots_are_cheap());
         let shared = Shared {
             metrics,
             rebuilding: Mutex::default(),
@@ -235,6 +239,7 @@ impl Projects {
             registry: Registry::default(),
             config: Arc::new(config),
             spread,
+            coming,
             cheap,
             pki,
             entropy,
@@ -484,9 +489,9 @@ impl Projects {
 
     async fn worker(&self, identity: &Identity) -> Result<WorkerHandle, RouteError> {
         let key = &identity.key;
-        if key.is_fork() && self.registry.get(key).is_none() {
-            self.check_forks(key).await?;
-        }
+        // Until it has its worker.
+        let _place =
+            if key.is_fork() && self.registry.get(key).is_none() { Some(self.place_of_fork(key)?) } else { None };
         let worker = self.registry.worker(&self.shared, key, Some(identity)).await?;
         worker.ok_or(RouteError::Closing)
     }
@@ -511,22 +516,6 @@ impl Projects {
                 Err(RouteError::NotReady { after, phase, reason: status.reason, queue: status.queue })
             }
         }
-    }
-
-    /// A thousand pull requests at once must not fill the host with their daemons, nor the database with their names.
-    async fn check_forks(&self, key: &Key) -> Result<(), RouteError> {
-        let project = key.project();
-        let forks = self.registry.keys().into_iter().filter(|other| other.is_fork());
-        let (own, all) =
-            forks.fold((0, 0), |(own, all), other| (own + usize::from(other.project() == project), all + 1));
-        let ForkBounds { per_project, on_host } = self.config.forks;
-        let (there, limit, of) =
-            if own >= per_project { (own, per_project, "of this project") } else { (all, on_host, "here") };
-        if there < limit {
-            return Ok(());
-        }
-        let text = format!("{there} forks {of} are at work, and {limit} may be: try again when one has ended");
-        Err(RouteError::TooManyForks { text })
     }
 
     /// Whose daemon it is that a build asks for (K7).

@@ -1,7 +1,6 @@
 //! The trash: what was thrown away, and when it goes for good.
 //!
-//! By age, and by pressure: when the caches' storage is so full that new projects would be refused, the oldest of the
-//! trash goes first, whatever its age. Nothing but the trash is ever freed here.
+//! By age; when the caches' storage is nearly full, it goes earlier (`eviction.rs`). Nothing but the trash is ever freed here.
 
 use std::time::Duration;
 
@@ -15,11 +14,11 @@ use super::reconcile::ReconcileError;
 use crate::host::Properties;
 use crate::host::volumes::{ParseNameError, TrashName, Trashed, VolumeError};
 
-/// The trash is looked through this often at least: its storage fills without telling.
+/// The trash is looked through this often at least.
 const LOOK_EVERY: Duration = Duration::from_mins(10);
 
 /// Freeing a large cache takes its time; one that hangs must not keep the next from being freed for ever.
-const PURGE_PATIENCE: Duration = Duration::from_mins(10);
+pub(super) const PURGE_PATIENCE: Duration = Duration::from_mins(10);
 
 impl Projects {
     /// What is in the trash, and when each goes by age.
@@ -110,18 +109,15 @@ impl Projects {
         trash.sort_by_key(|(entry, _)| entry.since);
         let mut next = None;
         for (entry, expires) in trash {
-            let full =
-                self.shared.effects.load().await.storage.is_some_and(|p| p >= self.config.admission.full_for_new);
             let due = by_age && expires <= self.shared.clock.now();
-            if !due && !full {
+            if !due {
                 next = next.or(Some(expires));
                 continue;
             }
             let purged = tokio::time::timeout(PURGE_PATIENCE, self.shared.effects.purge(&entry.name)).await;
             match purged.unwrap_or(Err(EffectError::TimedOut { step: "free a cache", after: PURGE_PATIENCE })) {
                 Ok(()) => {
-                    let why = if due { "its time in the trash is over" } else { "the storage is full" };
-                    self.note("purged", format!("{} was freed for good: {why}", entry.name));
+                    self.note("purged", format!("{} was freed for good: its time in the trash is over", entry.name));
                 }
                 Err(error) => tracing::warn!(name = %entry.name, %error, "could not free it"),
             }

@@ -80,6 +80,10 @@ pub(super) enum Message {
     Snapshot {
         reply: oneshot::Sender<Result<Option<Snapshot>, StopRefusal>>,
     },
+    /// Give up all snapshots but those that one would go back to: the storage is full.
+    Thin {
+        reply: oneshot::Sender<Result<(), StopRefusal>>,
+    },
     /// It was tried out.
     Judged {
         snapshot: SnapshotName,

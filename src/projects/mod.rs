@@ -13,9 +13,11 @@
 //! | `admin.rs` | stop, remove, set, why, list, show |
 //! | `reconcile.rs` | the start, and the database held against the host: orphans, rebuilds |
 //! | `janitor.rs` | the trash |
+//! | `eviction.rs` | what goes when storage or memory runs short |
 //! | `fanout.rs` | which of a project's daemons takes a build |
 //! | `trials.rs` | snapshots, tried out |
 //! | `caches.rs` | what is asked of caches: their past, a way back, where the bytes are |
+//! | `forks.rs` | how many forks may be at work |
 //! | `registry.rs` | key → worker |
 //! | `worker/` | the loop of one project |
 //! | `admission.rs` | the door for starts |
@@ -31,7 +33,9 @@ mod admission;
 mod answer;
 mod caches;
 mod effects;
+mod eviction;
 mod fanout;
+mod forks;
 mod handle;
 mod host_effects;
 mod janitor;

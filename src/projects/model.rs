@@ -1,11 +1,14 @@
 //! [`Effects`] on a model host in memory: for the tests of the worker, and for `kiln bench route`, which measures the
 //! way of a warm request and not a host.
 
+mod disk;
+
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use disk::Disk;
 use kiln_domain::admission::HostLoad;
 use kiln_domain::health::Probed;
 use kiln_domain::plan::{Done, InstanceSeen, Observed, Step};
@@ -13,7 +16,7 @@ use kiln_domain::{Key, ProjectRecord, Settings, Snapshot, SnapshotName, Timestam
 use tokio::sync::{Semaphore, broadcast};
 
 use super::effects::{EffectError, Effects, Survey};
-use crate::host::volumes::{FoundVolume, TrashName, Trashed, Usage, VolumeError};
+use crate::host::volumes::{FoundVolume, Fullness, TrashName, Trashed, Usage, VolumeError};
 use crate::host::{InstanceEvent, Properties, RuntimeError};
 
 /// What the model should do instead of obeying.
@@ -53,6 +56,7 @@ struct Host {
     /// Whether snapshots cost nothing; they do until a test says otherwise.
     cheap: bool,
     snapshots: HashMap<Key, Vec<Snapshot>>,
+    disk: Disk,
     /// Whose caches no daemon opens, and what it says.
     damaged: HashMap<Key, String>,
     /// What a trial finds.
@@ -76,6 +80,7 @@ impl Host {
             }
             Step::Discard | Step::DiscardCache | Step::DestroyVolume => {
                 self.snapshots.remove(key);
+                self.disk.free(key);
                 self.damaged.remove(key);
             }
             _ => {}
@@ -115,6 +120,7 @@ impl Default for ModelEffects {
             found: Survey::default(),
             cheap: false,
             snapshots: HashMap::new(),
+            disk: Disk::default(),
             damaged: HashMap::new(),
             verdict: Verdict::Good,
         };
@@ -176,6 +182,30 @@ impl ModelEffects {
 
     pub fn set_load(&self, load: HostLoad) {
         self.host().load = load;
+    }
+
+    /// A disk of this size, of which so much is used by what is not a cache.
+    pub fn set_disk(&self, total: u64, other: u64) {
+        let mut host = self.host();
+        (host.disk.total, host.disk.other) = (total, other);
+    }
+
+    /// So much of the disk is a project's cache.
+    pub fn put_on_disk(&self, key: &Key, bytes: u64) {
+        self.host().disk.put(key, bytes);
+    }
+
+    pub fn throw_away(&self, name: TrashName, since: Timestamp, bytes: u64) {
+        self.host().disk.throw_away(name, since, bytes);
+    }
+
+    pub fn set_snapshots(&self, key: &Key, all: Vec<Snapshot>) {
+        self.host().snapshots.insert(key.clone(), all);
+    }
+
+    /// How often a cache was measured.
+    pub fn measured(&self) -> usize {
+        self.host().disk.measured
     }
 
     pub fn set_found(&self, found: Survey) {
@@ -308,12 +338,21 @@ impl Effects for ModelEffects {
         Ok(())
     }
 
-    async fn usage(&self, _key: &Key) -> Result<Option<Usage>, EffectError> {
-        Ok(None)
+    async fn usage(&self, key: &Key) -> Result<Option<Usage>, EffectError> {
+        Ok(self.host().disk.usage(key))
+    }
+
+    async fn fullness(&self) -> Result<Option<Fullness>, EffectError> {
+        let host = self.host();
+        host.can_be_seen()?;
+        Ok(host.disk.fullness(&host.snapshots))
     }
 
     async fn load(&self) -> HostLoad {
-        self.host().load
+        let host = self.host();
+        let disk = host.disk.fullness(&host.snapshots);
+        let percent = disk.map(|disk| disk.bytes_used as f64 * 100.0 / disk.bytes_total as f64);
+        HostLoad { storage: percent.or(host.load.storage), ..host.load }
     }
 
     async fn check(&self) -> Result<(), EffectError> {
@@ -328,7 +367,8 @@ impl Effects for ModelEffects {
     }
 
     async fn volumes(&self) -> Result<Vec<FoundVolume>, EffectError> {
-        Ok(self.host().found.volumes.clone())
+        let host = self.host();
+        Ok(host.found.volumes.iter().cloned().chain(host.disk.volumes()).collect())
     }
 
     async fn remove_instance(&self, _name: &str) -> Result<(), EffectError> {
@@ -340,14 +380,15 @@ impl Effects for ModelEffects {
     }
 
     async fn trash(&self) -> Result<Vec<Trashed>, EffectError> {
-        Ok(Vec::new())
+        Ok(self.host().disk.trash())
     }
 
     async fn restore(&self, _name: &TrashName) -> Result<Properties, EffectError> {
         Ok(Properties::new())
     }
 
-    async fn purge(&self, _name: &TrashName) -> Result<(), EffectError> {
+    async fn purge(&self, name: &TrashName) -> Result<(), EffectError> {
+        self.host().disk.purge(name);
         Ok(())
     }
 

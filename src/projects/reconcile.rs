@@ -104,6 +104,7 @@ impl Projects {
             self.listen(events, &missed),
             self.survey_when(&missed),
             self.empty_trash_by_age(),
+            self.make_room(),
             self.try_snapshots_out(),
         );
     }

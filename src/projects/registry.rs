@@ -122,8 +122,11 @@ impl Registry {
         (own.into_iter().chain(primary).map(|(key, worker)| (key.clone(), worker.clone())).collect(), others.len())
     }
 
-    pub(super) fn keys(&self) -> Vec<Key> {
-        self.workers().keys().cloned().collect()
+    /// The forks that have a worker; their keys come after those of members.
+    pub(super) fn forks(&self) -> Vec<Key> {
+        let workers = self.workers();
+        let rest = workers.keys().skip_while(|key| matches!(key.role(), Role::Member(_)));
+        rest.take_while(|key| key.is_fork()).cloned().collect()
     }
 
     pub(super) fn all(&self) -> Vec<WorkerHandle> {

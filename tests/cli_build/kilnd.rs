@@ -156,11 +156,13 @@ fn view() -> ProjectView {
             tier: setting(Some("hot"), Origin::Project),
             idle_window: setting(Some("15m"), Origin::Default),
             volume: setting(Some("20GiB"), Origin::Rule),
+            volume_max: setting(Some("40GiB"), Origin::Default),
             memory: setting(None, Origin::Default),
             cpus: setting(Some("4"), Origin::Project),
             processes: setting(None, Origin::Default),
             io: setting(None, Origin::Default),
             entitlements: setting(Some("none"), Origin::Default),
+            fan_out: setting(Some("2"), Origin::Default),
         }),
         pending: vec!["cpus: 2 now".into()],
         ..ProjectView::default()

@@ -198,22 +198,22 @@ impl Internet {
         assert!(run(Self::SETUP), "no network to test with");
         let forwards_v6 = std::fs::read_to_string(V6_FORWARDING).expect("read");
         std::fs::write(V6_FORWARDING, "1").expect("IPv6 is forwarded");
+        let (sender, listening) = std::sync::mpsc::channel();
         for port in [80, 5000, 7000] {
+            let listens = sender.clone();
             // Its sockets stay in the namespace; the thread ends with the test.
             std::thread::spawn(move || {
                 let namespace = File::open("/run/netns/kilntest").expect("the namespace");
                 move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).expect("entered");
                 let service = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).expect("a service");
+                listens.send(()).expect("waited for");
                 for connection in service.incoming() {
                     drop(connection);
                 }
             });
         }
-        let deadline = Instant::now() + PATIENCE;
-        let listens = |port: u16| std::net::TcpStream::connect((PUBLIC, port)).is_ok();
-        while ![80, 5000, 7000].into_iter().all(listens) {
-            assert!(Instant::now() < deadline, "nothing listens there");
-            std::thread::sleep(Duration::from_millis(10));
+        for _ in 0..3 {
+            listening.recv_timeout(PATIENCE).expect("nothing listens there");
         }
         Self { forwards_v6 }
     }

@@ -3,7 +3,7 @@
 //! A value is looked for in three places, and the first that has it wins: the project's own settings (`kiln set`), the
 //! first rule of the configuration that matches its repository, the host's defaults. A change in any of them takes effect
 //! at once where it is only a rule of ours (tier, idle window), and by a roll of the daemon where it is built into it
-//! (limits, size).
+//! (limits). A cache's size is a rule of its own.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -88,10 +88,13 @@ pub struct Settings {
     /// How long a daemon stays up after its last activity, as it is: an own window is not adapted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_window: Option<Duration>,
+    /// The first size of its cache's volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_bytes: Option<u64>,
+    /// What that may grow to; equal to the first size: it never grows. [`crate::cache::size`] says when it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_max_bytes: Option<u64>,
+    /// Daemons beside its own that it may have when that is saturated; 0: none. See [`crate::cache::fanout`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fan_out: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -146,6 +149,8 @@ impl Settings {
     pub const FEWEST_PROCESSES: u32 = 256;
     /// Per second; with less a daemon does not even start in time.
     pub const LEAST_IO: u64 = 1 << 20;
+    /// Daemons of one project on one host: with more of them each has less than a build needs.
+    pub const MOST_MEMBERS: u16 = 32;
 
     pub fn check(&self) -> Result<(), SettingsError> {
         let bad = |field, value: &dyn fmt::Display, why| Err(SettingsError::new(field, value, why));
@@ -163,6 +168,17 @@ impl Settings {
         }
         if let Some(bytes) = self.volume_bytes.filter(|bytes| *bytes < Self::SMALLEST_VOLUME) {
             return bad("volume", &bytes, "a cache below 1 GiB is of no use");
+        }
+        if let Some(bytes) = self.volume_max_bytes.filter(|bytes| *bytes < Self::SMALLEST_VOLUME) {
+            return bad("volume max", &bytes, "a cache below 1 GiB is of no use");
+        }
+        if let (Some(first), Some(max)) = (self.volume_bytes, self.volume_max_bytes)
+            && max < first
+        {
+            return bad("volume max", &max, "it is less than the first size; set volume to less as well");
+        }
+        if let Some(count) = self.fan_out.filter(|count| *count > Self::MOST_MEMBERS) {
+            return bad("fan out", &count, "at most 32 daemons beside its own");
         }
         if let Some(bytes) = self.memory_bytes.filter(|bytes| *bytes < Self::SMALLEST_MEMORY) {
             return bad("memory", &bytes, "a daemon needs at least 256 MiB");
@@ -197,6 +213,9 @@ impl Settings {
         }
         if let Some(wanted) = self.volume_bytes.filter(|wanted| *wanted > Self::LARGEST_VOLUME) {
             return bad("volume", &wanted, "at most 1 PiB");
+        }
+        if let Some(wanted) = self.volume_max_bytes.filter(|wanted| *wanted > Self::LARGEST_VOLUME) {
+            return bad("volume max", &wanted, "at most 1 PiB");
         }
         Ok(())
     }
@@ -416,6 +435,8 @@ mod tests {
         };
         assert_eq!(set(|_| {}), Ok(()));
         assert_eq!(set(|s| s.idle_window = Some(Duration::ZERO)), Ok(()));
+        assert_eq!(set(|s| (s.volume_bytes, s.volume_max_bytes) = (Some(1 << 30), Some(1 << 30))), Ok(()));
+        assert_eq!(set(|s| s.fan_out = Some(0)), Ok(()));
         for (field, outcome) in [
             ("idle window", set(|s| s.idle_window = Some(Duration::from_hours(721)))),
             ("idle window", set(|s| (s.tier, s.idle_window) = (Some(Tier::Hot), Some(Duration::ZERO)))),
@@ -424,6 +445,9 @@ mod tests {
             ("cpus", set(|s| s.cpus = Some(0))),
             ("processes", set(|s| s.processes = Some(10))),
             ("io", set(|s| s.io_bytes = Some(1))),
+            ("volume max", set(|s| s.volume_max_bytes = Some(1 << 29))),
+            ("volume max", set(|s| (s.volume_bytes, s.volume_max_bytes) = (Some(2 << 30), Some(1 << 30)))),
+            ("fan out", set(|s| s.fan_out = Some(33))),
         ] {
             assert!(outcome.as_ref().is_err_and(|text| text.starts_with(field)), "{field}: {outcome:?}");
         }
@@ -438,6 +462,7 @@ mod tests {
         assert!(!check(Settings { memory_bytes: Some(u64::MAX), ..Settings::default() }));
         assert!(!check(Settings { processes: Some(u32::MAX), ..Settings::default() }));
         assert!(!check(Settings { volume_bytes: Some(u64::MAX), ..Settings::default() }));
+        assert!(!check(Settings { volume_max_bytes: Some(u64::MAX), ..Settings::default() }));
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl Life {
             Way::Wait => (Verb::Route, None),
             Way::Poll(wait) => (Verb::RouteOrLease { wait }, Some(Duration::from_millis(wait))),
         };
-        let options = RouteOptions { wait, ..RouteOptions::default() };
+        let options = RouteOptions { caller: self.caller(project), wait, ..RouteOptions::default() };
         let asked = self.ask(verb, project, patience, self.projects.route(spec, options)).await;
         let Some((request, answer)) = asked else { return };
         let routed = match answer {
@@ -116,7 +116,15 @@ impl Life {
         let response = routed.response();
         let token: LeaseToken = response.build_id.as_deref().and_then(|text| text.parse().ok())?;
         let row = self.row(&token.hash()).await;
-        let (project, ready) = (wish.project, response.ready.then_some(response.generation));
+        let ready = response.ready.then_some(response.generation);
+        let project = self.sim.world().project(&response.key);
+        let cast = self.sim.world().cast;
+        if project != wish.project && !cast.stands_in(project, wish.project) {
+            let why = format!("a build of {} was sent to {project}, {}", wish.project, response.key);
+            self.record(Fact::Wrong { invariant: "K7", why });
+            return None;
+        }
+        let wish = Holder { project, ..wish };
         let lease = self.sim.world().lease_id(&token.hash());
         if lost {
             self.record(Fact::Undelivered { request, lease });
@@ -143,6 +151,7 @@ impl Life {
         for _ in 0..30 {
             self.pause(SECOND).await;
             let options = RouteOptions {
+                caller: self.caller(holder.project),
                 wait: Some(Duration::from_millis(wait)),
                 resume: Some(holder.token.clone()),
                 ..RouteOptions::default()

@@ -38,6 +38,17 @@ pub(crate) enum Verb {
         wait: u64,
     },
     Untrusted,
+    /// `None`: to the newest good snapshot.
+    Rollback {
+        to: Option<u64>,
+        force: bool,
+    },
+    Reset {
+        force: bool,
+    },
+    Snapshot,
+    CacheLog,
+    CacheUsage,
     Prewarm,
     Connect,
     Complete,
@@ -168,7 +179,60 @@ pub(crate) enum Fact {
         project: Project,
         lineage: Lineage,
     },
+    /// To the trash. `forgets`: the project goes with it.
     Discarded {
+        project: Project,
+        lineage: Lineage,
+        forgets: bool,
+    },
+    /// A volume of its own, with what another held.
+    Cloned {
+        project: Project,
+        lineage: Lineage,
+        from: Lineage,
+    },
+    SnapshotTaken {
+        project: Project,
+        lineage: Lineage,
+        sequence: u64,
+        version: u64,
+        damaged: bool,
+    },
+    SnapshotGone {
+        project: Project,
+        sequence: u64,
+    },
+    /// A daemon was let open a clone of it.
+    TriedOut {
+        project: Project,
+        sequence: u64,
+        opened: bool,
+    },
+    Judged {
+        project: Project,
+        sequence: u64,
+        good: bool,
+    },
+    /// What it was went to the trash as `from`; `damaged`: no daemon could have opened that.
+    WentBack {
+        project: Project,
+        lineage: Lineage,
+        from: Lineage,
+        to: u64,
+        version: u64,
+        damaged: bool,
+    },
+    /// An admin who asked for a way back is told where it led, or which snapshot was taken.
+    Told {
+        request: Request,
+        sequence: u64,
+    },
+    /// No daemon opens the cache any more.
+    Damaged {
+        project: Project,
+    },
+    /// It is gone, and not to come back.
+    Freed {
         project: Project,
         lineage: Lineage,
     },
@@ -189,10 +253,13 @@ pub(crate) enum Fact {
     InstanceDestroyed {
         project: Project,
     },
+    /// `version`: of what it found in its cache.
     Started {
         project: Project,
         incarnation: Incarnation,
         lineage: Lineage,
+        version: u64,
+        address: String,
     },
     Serving {
         project: Project,
@@ -384,6 +451,14 @@ impl Fact {
             | Self::Discarded { project, .. }
             | Self::Restored { project, .. }
             | Self::Purged { project, .. }
+            | Self::Cloned { project, .. }
+            | Self::SnapshotTaken { project, .. }
+            | Self::SnapshotGone { project, .. }
+            | Self::TriedOut { project, .. }
+            | Self::Judged { project, .. }
+            | Self::WentBack { project, .. }
+            | Self::Damaged { project }
+            | Self::Freed { project, .. }
             | Self::InstanceMade { project }
             | Self::InstanceDestroyed { project }
             | Self::Started { project, .. }

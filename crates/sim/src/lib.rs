@@ -9,6 +9,7 @@
 //!
 //! | module | |
 //! |---|---|
+//! | `cast` | who is who: projects, and what is derived from them |
 //! | `profile` | what kind of bad luck a schedule has |
 //! | `scenario` | what happens from outside |
 //! | `client` | what clients do |
@@ -22,6 +23,7 @@
 //! What must not be here: a real clock, a thread inside a schedule, randomness but the seed's, maps without an order, and
 //! whatever follows from the order in which a runtime drops its tasks.
 
+mod cast;
 mod checks;
 mod client;
 mod config;

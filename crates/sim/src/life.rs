@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kiln::pki::Pki;
-use kiln::projects::{Foundations, Projects};
+use kiln::projects::{Caller, Foundations, Projects};
 use kiln::store::{MemoryDisk, Store};
 use kiln_domain::{BuildSpec, Key};
 use tokio::sync::broadcast;
@@ -66,11 +66,8 @@ impl Life {
             clock: Arc::new(sim.clone()),
             entropy: Arc::new(sim.clone()),
         };
-        let (admission, max_leases) = {
-            let world = sim.world();
-            (world.profile.admission, world.profile.max_leases)
-        };
-        let projects = Projects::new(config::projects(admission, max_leases), foundations);
+        let config = config::projects(&sim.world().profile);
+        let projects = Projects::new(config, foundations);
         tokio::spawn(turn_disk(sim.clone(), number, disk));
         Ok(Self { sim: sim.clone(), number, projects, store })
     }
@@ -103,7 +100,13 @@ impl Life {
     }
 
     pub(crate) fn spec(&self, project: Project) -> BuildSpec {
-        self.sim.world().specs[project].clone()
+        self.sim.world().spec(project)
+    }
+
+    /// Who asks for its daemon.
+    pub(crate) fn caller(&self, project: Project) -> Caller {
+        let cast = self.sim.world().cast;
+        Caller { untrusted: cast.is_fork(project), pull_request: cast.pull_request(project), branch: None }
     }
 
     pub(crate) fn key(&self, project: Project) -> Key {

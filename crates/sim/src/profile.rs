@@ -1,6 +1,10 @@
 //! What kind of bad luck a schedule has.
 
+use std::time::Duration;
+
+use kiln::projects::ForkBounds;
 use kiln_domain::admission::AdmissionPolicy;
+use kiln_domain::cache::FanOutPolicy;
 
 use crate::config;
 use crate::rng::Rng;
@@ -32,6 +36,14 @@ pub(crate) struct Profile {
     pub(crate) weights: Weights,
     pub(crate) admission: AdmissionPolicy,
     pub(crate) max_leases: usize,
+    /// Untrusted builds are kept apart, and get forks; elsewhere they are refused.
+    pub(crate) isolates: bool,
+    pub(crate) forks: ForkBounds,
+    pub(crate) fan_out: FanOutPolicy,
+    /// A snapshot or a clone costs next to nothing, and can be taken of a cache that is in use.
+    pub(crate) cheap: bool,
+    /// Zero: none is taken but by hand.
+    pub(crate) snapshot_every: Duration,
     /// Nothing goes wrong but clients: then every request that is not hung up has to end well (K6).
     pub(crate) calm: bool,
     /// Requests in one burst. The queue of writes has to hold it: what is too much for that is refused, and rightly.
@@ -51,9 +63,15 @@ pub(crate) struct Weights {
     pub(crate) crash: u32,
     pub(crate) database: u32,
     pub(crate) crowd: u32,
+    /// Untrusted builds.
+    pub(crate) forks: u32,
+    /// What is asked of caches.
+    pub(crate) past: u32,
+    pub(crate) damage: u32,
 }
 
 impl Profile {
+    #[expect(clippy::too_many_lines, reason = "a table of profiles")]
     pub(crate) fn of(rng: &mut Rng) -> Self {
         let base = Self {
             name: "calm",
@@ -67,49 +85,86 @@ impl Profile {
             lost_events: 0,
             crash_inside: 0,
             crashes: 0,
-            weights: Weights { clients: 100, ..Weights::default() },
+            weights: Weights { clients: 100, forks: 15, ..Weights::default() },
             admission: config::admission(4, 64, 1000),
             max_leases: config::POLICY.max_leases,
+            isolates: rng.chance(700),
+            forks: ForkBounds { per_project: rng.between(1, 4) as usize, on_host: rng.between(3, 9) as usize },
+            fan_out: FanOutPolicy {
+                builds: rng.between(1, 3) as usize,
+                members: rng.pick(&[0, 0, 1, 2]).unwrap_or(0),
+                on_host: rng.between(1, 4) as usize,
+                pressure: None,
+            },
+            cheap: true,
+            snapshot_every: Duration::from_secs(rng.pick(&[0, 60, 240]).unwrap_or(0)),
             calm: true,
             crowd: 0,
         };
-        let faulty = Self { calm: false, ..base.clone() };
+        let faulty = Self { calm: false, cheap: rng.chance(700), ..base.clone() };
         let host = Self {
             name: "host",
             op_faults: rng.pick(&[10, 60, 200]).unwrap_or(60),
             ask_faults: rng.pick(&[0, 30, 150]).unwrap_or(30),
             event_faults: 200,
-            weights: Weights { clients: 100, admin: 15, daemons: 15, host: 4, outsiders: 5, ..Weights::default() },
+            weights: Weights {
+                clients: 100,
+                admin: 15,
+                daemons: 15,
+                host: 4,
+                outsiders: 5,
+                forks: 20,
+                past: 8,
+                damage: 2,
+                ..Weights::default()
+            },
             ..faulty.clone()
         };
         match rng.below(100) {
-            0..=11 => base,
-            12..=15 => Self {
+            0..=9 => base,
+            10..=12 => Self {
                 name: "crowd",
                 crowd: rng.pick(&[100, 100, 400, 800]).unwrap_or(100),
                 weights: Weights { clients: 100, crowd: 1, ..Weights::default() },
                 ..base
             },
-            16..=30 => host,
-            31..=48 => Self {
+            13..=24 => host,
+            25..=39 => Self {
                 name: "crashes",
                 crash_inside: rng.pick(&[0, 5, 25]).unwrap_or(5),
                 crashes: rng.between(1, 12) as u32,
-                weights: Weights { clients: 100, crash: 6, daemons: 4, admin: 8, disk: 2, ..Weights::default() },
+                weights: Weights {
+                    clients: 100,
+                    crash: 6,
+                    daemons: 4,
+                    admin: 8,
+                    disk: 2,
+                    forks: 15,
+                    past: 5,
+                    ..Weights::default()
+                },
                 ..faulty
             },
-            49..=58 => Self {
+            40..=48 => Self {
                 name: "admin",
-                weights: Weights { clients: 70, admin: 50, daemons: 5, outsiders: 3, ..Weights::default() },
+                weights: Weights {
+                    clients: 70,
+                    admin: 50,
+                    daemons: 5,
+                    outsiders: 3,
+                    forks: 15,
+                    past: 10,
+                    ..Weights::default()
+                },
                 ..faulty
             },
-            59..=66 => Self {
+            49..=55 => Self {
                 name: "clock",
                 weights: Weights { clients: 100, clock: 8, daemons: 10, admin: 5, ..Weights::default() },
                 ask_faults: 20,
                 ..faulty
             },
-            67..=76 => {
+            56..=63 => {
                 let projects = rng.between(6, 16) as usize;
                 let admission = config::admission(
                     rng.between(1, 3) as usize,
@@ -119,6 +174,24 @@ impl Profile {
                 let weights = Weights { clients: 100, load: 8, admin: 8, daemons: 6, disk: 2, ..Weights::default() };
                 Self { name: "crush", projects, admission, weights, op_faults: 20, max_leases: 8, ..faulty }
             }
+            64..=71 => Self {
+                name: "forks",
+                isolates: true,
+                weights: Weights { clients: 40, forks: 100, admin: 5, daemons: 5, past: 4, ..Weights::default() },
+                op_faults: rng.pick(&[0, 0, 20]).unwrap_or(0),
+                crashes: rng.between(0, 3) as u32,
+                crash_inside: rng.pick(&[0, 3]).unwrap_or(0),
+                ..faulty
+            },
+            72..=79 => Self {
+                name: "past",
+                snapshot_every: Duration::from_secs(rng.pick(&[20, 60, 240]).unwrap_or(60)),
+                weights: Weights { clients: 70, past: 40, damage: 5, forks: 10, admin: 4, ..Weights::default() },
+                op_faults: rng.pick(&[0, 0, 20]).unwrap_or(0),
+                crashes: rng.between(0, 3) as u32,
+                crash_inside: rng.pick(&[0, 3]).unwrap_or(0),
+                ..faulty
+            },
             _ => Self {
                 name: "everything",
                 lost_events: rng.pick(&[0, 30]).unwrap_or(0),
@@ -136,6 +209,9 @@ impl Profile {
                     crash: 4,
                     database: 1,
                     crowd: 0,
+                    forks: 25,
+                    past: 12,
+                    damage: 2,
                 },
                 admission: config::admission(2, 4, 8),
                 ..host

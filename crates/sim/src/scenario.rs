@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use kiln::projects::RouteOptions;
-use kiln_domain::{LeaseToken, Tier};
+use kiln::projects::{Caller, RouteOptions};
+use kiln_domain::{LeaseToken, SnapshotName, Tier};
 use tokio::time::sleep;
 
+use crate::cast::PULL_REQUESTS;
 use crate::client::{Way, good_or};
 use crate::config::{LONGEST_STALL, MINUTE, SECOND};
 use crate::history::{Cause, Ending, Fact, Project, Verb};
@@ -29,6 +30,9 @@ enum Action {
     Crash,
     Database,
     Crowd,
+    Fork,
+    Past,
+    Damage,
 }
 
 impl Life {
@@ -91,8 +95,22 @@ impl Life {
     fn act(&self) {
         let action = {
             let mut world = self.sim.world();
-            let Weights { clients, admin, daemons, host, outsiders, disk, load, clock, crash, database, crowd } =
-                world.profile.weights;
+            let Weights {
+                clients,
+                admin,
+                daemons,
+                host,
+                outsiders,
+                disk,
+                load,
+                clock,
+                crash,
+                database,
+                crowd,
+                forks,
+                past,
+                damage,
+            } = world.profile.weights;
             let of = [
                 (clients, Action::Client),
                 (admin, Action::Admin),
@@ -105,6 +123,9 @@ impl Life {
                 (crash, Action::Crash),
                 (database, Action::Database),
                 (crowd, Action::Crowd),
+                (forks, Action::Fork),
+                (past, Action::Past),
+                (damage, Action::Damage),
             ];
             world.rng.weighted(&of)
         };
@@ -112,6 +133,9 @@ impl Life {
             Some(Action::Client) | None => self.some_client(),
             Some(Action::Admin) => self.some_verb(),
             Some(Action::Crowd) => self.crowd(),
+            Some(Action::Fork) => self.some_fork(),
+            Some(Action::Past) => self.some_verb_of_caches(),
+            Some(Action::Damage) => self.sim.world().damage_a_cache(),
             Some(Action::Daemon) => self.sim.world().trouble_with_a_daemon(),
             Some(Action::Host) => {
                 let rebooted = self.sim.world().trouble_with_the_host();
@@ -168,9 +192,33 @@ impl Life {
                 // It knows the address from before, and asks nobody.
                 let _ = world.begin_build(project, None, None, wish.takes);
             }
-            90..=93 => drop(tokio::spawn(life.untrusted(project))),
-            94..=96 => drop(tokio::spawn(life.complete_wrongly(project))),
+            90..=93 if !world.profile.isolates => drop(tokio::spawn(life.untrusted(project))),
+            90..=96 => drop(tokio::spawn(life.complete_wrongly(project))),
             _ => drop(tokio::spawn(life.complete_again(project))),
+        }
+    }
+
+    /// An untrusted build, of a pull request or of nobody in particular.
+    fn some_fork(&self) {
+        let mut world = self.sim.world();
+        let parent = world.some_project();
+        let life = self.clone();
+        if !world.profile.isolates {
+            return drop(tokio::spawn(life.untrusted(parent)));
+        }
+        let project = world.some_fork(parent);
+        let wish = world.wish(project);
+        let rng = &mut world.rng;
+        let patience = rng.chance(150).then(|| rng.pick(&[0, 5, 500, 5000, 20_000]).unwrap_or(0));
+        let lost = rng.chance(50);
+        match rng.below(10) {
+            0..=5 => drop(tokio::spawn(life.client(Way::Wait, patience, lost, wish))),
+            6..=7 => {
+                let wait = rng.pick(&[0, 1000, 5000]).unwrap_or(0);
+                drop(tokio::spawn(life.client(Way::Poll(wait), patience, lost, wish)));
+            }
+            8 => drop(tokio::spawn(life.plain_gateway(project, patience, wish.takes))),
+            _ => drop(tokio::spawn(life.prewarm(project))),
         }
     }
 
@@ -195,7 +243,8 @@ impl Life {
     }
 
     async fn prewarm(self, project: Project) {
-        let work = self.projects.prewarm(self.spec(project), &Caller::default());
+        let caller = self.caller(project);
+        let work = self.projects.prewarm(self.spec(project), &caller);
         let Some((request, answer)) = self.ask(Verb::Prewarm, project, None, work).await else { return };
         self.ended(request, good_or(answer.map(drop)));
     }
@@ -238,7 +287,7 @@ impl Life {
 
     fn some_verb(&self) {
         let mut world = self.sim.world();
-        let project = world.some_project();
+        let mut project = world.some_project();
         let patience = world.rng.chance(100).then(|| world.rng.between(0, 3000));
         let of = [
             (10, Verb::Stop),
@@ -255,7 +304,50 @@ impl Life {
             (2, Verb::Trash),
         ];
         let verb = world.rng.weighted(&of).unwrap_or(Verb::Why);
+        let of_a_fork = matches!(verb, Verb::Stop | Verb::Force | Verb::Remove | Verb::Why);
+        if of_a_fork && world.profile.isolates && world.rng.chance(200) {
+            project = world.some_fork(project);
+        }
         drop(tokio::spawn(self.clone().administer(verb, project, patience)));
+    }
+
+    fn some_verb_of_caches(&self) {
+        let mut world = self.sim.world();
+        let mut project = world.some_project();
+        if world.profile.isolates && world.rng.chance(100) {
+            project = world.some_fork(project);
+        }
+        let patience = world.rng.chance(100).then(|| world.rng.between(0, 3000));
+        let (force, to) = (world.rng.chance(250), world.some_snapshot(project));
+        let of = [
+            (30, Verb::Snapshot),
+            (20, Verb::Rollback { to, force }),
+            (5, Verb::Reset { force }),
+            (6, Verb::CacheLog),
+            (4, Verb::CacheUsage),
+        ];
+        let verb = world.rng.weighted(&of).unwrap_or(Verb::CacheLog);
+        drop(tokio::spawn(self.clone().see_to_a_cache(verb, project, patience)));
+    }
+
+    pub(crate) async fn see_to_a_cache(self, verb: Verb, project: Project, patience: Option<u64>) {
+        let (key, projects) = (self.key(project), &self.projects);
+        let work = async {
+            match verb {
+                Verb::Snapshot => projects.snapshot(&key).await.map(|taken| Some(taken.name)),
+                Verb::Rollback { to, force } => {
+                    projects.rollback(&key, to.map(SnapshotName::new), force).await.map(Some)
+                }
+                Verb::Reset { force } => projects.reset(&key, force).await.map(|()| None),
+                Verb::CacheUsage => projects.cache_usages().await.map(|_| None),
+                _ => projects.cache_log(&key).await.map(|_| None),
+            }
+        };
+        let Some((request, answer)) = self.ask(verb, project, patience, work).await else { return };
+        if let Ok(Some(name)) = &answer {
+            self.record(Fact::Told { request, sequence: name.sequence() });
+        }
+        self.ended(request, good_or(answer.map(drop)));
     }
 
     async fn administer(self, verb: Verb, project: Project, patience: Option<u64>) {
@@ -320,9 +412,28 @@ impl Life {
 impl World {
     pub(crate) fn some_project(&mut self) -> Project {
         // Some are more popular than others.
-        let count = self.specs.len() as u64;
+        let count = self.cast.projects as u64;
         let (one, other) = (self.rng.below(count), self.rng.below(count));
         one.min(other) as usize
+    }
+
+    pub(crate) fn some_fork(&mut self, of: Project) -> Project {
+        let pull_request = self.rng.below(PULL_REQUESTS as u64 + 1) as usize;
+        self.cast.fork(of, pull_request)
+    }
+
+    /// That an admin could mean; `None`: the newest good one.
+    fn some_snapshot(&mut self, project: Project) -> Option<u64> {
+        let key = self.key(project);
+        let known: Vec<u64> =
+            self.host.volumes.get(&key).map_or(Vec::new(), |volume| {
+                volume.list().into_iter().map(|snapshot| snapshot.name.sequence()).collect()
+            });
+        match self.rng.below(10) {
+            0..=3 => None,
+            4..=8 => self.rng.pick(&known),
+            _ => Some(self.rng.between(1, 30)),
+        }
     }
 
     /// Whoever was hot once counts: its marks on the host may still say so.
@@ -356,7 +467,10 @@ impl World {
     // === Bad luck
 
     fn trouble_with_a_daemon(&mut self) {
-        let project = self.some_project();
+        let mut project = self.some_project();
+        if self.profile.isolates && self.rng.chance(250) {
+            project = self.some_fork(project);
+        }
         let Some(incarnation) = self.daemon(project).map(|daemon| daemon.incarnation) else { return };
         match self.rng.below(4) {
             0 => {
@@ -371,6 +485,22 @@ impl World {
                 self.fault("daemon hung, busy");
                 self.hang(project, true);
             }
+        }
+    }
+
+    /// By a bad block, or by a daemon that was killed in the middle of a write.
+    fn damage_a_cache(&mut self) {
+        let project = self.some_project();
+        let key = self.key(project);
+        if !self.host.volumes.get(&key).is_some_and(|volume| !volume.foreign && !volume.contents.damaged) {
+            return;
+        }
+        self.fault("cache damaged");
+        self.damage(&key);
+        if self.rng.chance(600)
+            && let Some(incarnation) = self.daemon(project).map(|daemon| daemon.incarnation)
+        {
+            self.gone(project, incarnation, Cause::Crashed);
         }
     }
 
@@ -405,7 +535,7 @@ impl World {
     /// All daemons at once.
     fn reboot(&mut self) {
         self.fault("host rebooted");
-        for project in 0..self.specs.len() {
+        for project in 0..self.cast.everybody() {
             if let Some(incarnation) = self.daemon(project).map(|daemon| daemon.incarnation) {
                 self.gone(project, incarnation, Cause::Rebooted);
             }

@@ -28,12 +28,12 @@ impl Life {
             world.later(0, Due::Event(kiln::host::InstanceEvent::Missed));
             world.record(Fact::FaultsEnd);
         }
+        self.mend_caches().await;
         self.settle("after the faults").await;
         let known = self.store.projects().await.map_err(|error| format!("the projects cannot be read: {error}"))?;
         let projects = known.iter().map(|record| self.sim.world().project(&record.key)).collect();
         self.record(Fact::Rested { projects });
-        let count = self.sim.world().specs.len();
-        for project in 0..count {
+        for project in self.last_builds() {
             if self.failed() {
                 return Ok(());
             }
@@ -43,6 +43,37 @@ impl Life {
         let after = self.sim.world().now();
         self.record(Fact::Settled { after });
         Ok(())
+    }
+
+    /// One more of each project, and of a pull request of each. Where what runs cannot be copied, that would be refused now.
+    fn last_builds(&self) -> Vec<Project> {
+        let mut world = self.sim.world();
+        let projects = 0..world.cast.projects;
+        if !world.profile.isolates || !world.profile.cheap {
+            return projects.collect();
+        }
+        projects.flat_map(|project| [project, world.some_fork(project)]).collect()
+    }
+
+    /// What no daemon opens and Kiln cannot take back by itself is begun anew by an admin, as Kiln tells him to.
+    async fn mend_caches(&self) {
+        let count = self.sim.world().cast.projects;
+        for project in 0..count {
+            for _ in 0..5 {
+                let key = self.key(project);
+                if self.failed() || !self.sim.world().is_damaged(&key) {
+                    break;
+                }
+                let life = self.clone();
+                let reset = tokio::spawn(life.see_to_a_cache(Verb::Reset { force: true }, project, None));
+                while !reset.is_finished() && !self.failed() {
+                    self.pass(SECOND).await;
+                }
+                self.pass(30 * SECOND).await;
+            }
+            // One that nobody knows is nobody's to be begun anew.
+            self.sim.world().mend(project);
+        }
     }
 
     fn failed(&self) -> bool {
@@ -70,7 +101,7 @@ impl Life {
     async fn explanations(&self) -> String {
         let mut all = String::new();
         // Not in the loop's head: the world would stay locked through all of it.
-        let count = self.sim.world().specs.len();
+        let count = self.sim.world().cast.everybody();
         for project in 0..count {
             let asked = tokio::time::timeout(Duration::from_secs(20), self.projects.why(&self.key(project))).await;
             if let Ok(Ok((explanation, _))) = asked {
@@ -78,6 +109,11 @@ impl Life {
             }
         }
         all
+    }
+
+    async fn pass(&self, millis: u64) {
+        let until = self.sim.world().now() + millis;
+        self.pass_time(until).await;
     }
 
     async fn pass_time(&self, until: u64) {
@@ -100,7 +136,8 @@ impl Life {
         };
         let life = self.clone();
         let route = tokio::spawn(async move {
-            let work = life.projects.route(life.spec(project), RouteOptions::default());
+            let options = RouteOptions { caller: life.caller(project), ..RouteOptions::default() };
+            let work = life.projects.route(life.spec(project), options);
             let (request, answer) = life.ask(Verb::Route, project, None, work).await?;
             let routed = match answer {
                 Ok(routed) => routed,
@@ -143,8 +180,12 @@ impl Life {
         }
         let records = self.store.projects().await.map_err(|error| error.to_string())?;
         let (mut hot, mut up) = (0, 0);
+        self.sim.world().nothing_derived_is_left()?;
         for record in &records {
             let project = self.sim.world().project(&record.key);
+            if record.key.role().is_derived() {
+                return Err(format!("{project}, which is only a copy, is still known: {}", record.phase));
+            }
             let is_hot = record.settings.tier == Some(Tier::Hot);
             let (runs, answers, current) = {
                 let world = self.sim.world();

@@ -66,10 +66,14 @@ pub struct SettingsPatch {
     #[schema(value_type = Option<String>, example = "15m")]
     #[serde(skip_serializing_if = "Change::is_keep")]
     pub idle_window: Change<String>,
-    /// What the cache may grow to.
+    /// The cache's first size.
     #[schema(value_type = Option<String>, example = "20GiB")]
     #[serde(skip_serializing_if = "Change::is_keep")]
     pub volume: Change<String>,
+    /// What the cache may grow to; equal to `volume`: it never grows.
+    #[schema(value_type = Option<String>, example = "100GiB")]
+    #[serde(skip_serializing_if = "Change::is_keep")]
+    pub volume_max: Change<String>,
     #[schema(value_type = Option<String>, example = "4GiB")]
     #[serde(skip_serializing_if = "Change::is_keep")]
     pub memory: Change<String>,
@@ -87,6 +91,10 @@ pub struct SettingsPatch {
     #[schema(value_type = Option<Vec<String>>, example = json!(["network.host"]))]
     #[serde(skip_serializing_if = "Change::is_keep")]
     pub entitlements: Change<Vec<String>>,
+    /// Daemons beside its own that the project may have when that is saturated; 0: none.
+    #[schema(value_type = Option<u16>, example = 2)]
+    #[serde(skip_serializing_if = "Change::is_keep")]
+    pub fan_out: Change<u16>,
 }
 
 /// Where a value comes from; the first that has one wins.
@@ -126,12 +134,14 @@ pub struct SettingsView {
     pub tier: Setting,
     pub idle_window: Setting,
     pub volume: Setting,
+    pub volume_max: Setting,
     pub memory: Setting,
     pub cpus: Setting,
     pub processes: Setting,
     pub io: Setting,
     /// Names with commas between them, or `none`.
     pub entitlements: Setting,
+    pub fan_out: Setting,
 }
 
 #[cfg(test)]
@@ -141,19 +151,25 @@ mod tests {
 
     #[test]
     fn a_patch_tells_absent_from_null() {
-        let patch: SettingsPatch = decode(br#"{"tier":"hot","volume":null,"cpus":4}"#).expect("reads");
+        let patch: SettingsPatch = decode(br#"{"tier":"hot","volume":null,"cpus":4,"fanOut":0}"#).expect("reads");
         let expected = SettingsPatch {
             tier: Change::To("hot".to_owned()),
             volume: Change::Reset,
             cpus: Change::To(4),
+            fan_out: Change::To(0),
             ..SettingsPatch::default()
         };
         assert_eq!(patch, expected);
         let text = serde_json::to_string(&patch).expect("serialises");
-        assert_eq!(text, r#"{"tier":"hot","volume":null,"cpus":4}"#);
-        for body in
-            [r#"{"idle_window":"1m"}"#, r#"{"cpus":"4"}"#, r#"{"cpus":-1}"#, r#"{"cpus":5000000000}"#, r#"{"tier":1}"#]
-        {
+        assert_eq!(text, r#"{"tier":"hot","volume":null,"cpus":4,"fanOut":0}"#);
+        for body in [
+            r#"{"idle_window":"1m"}"#,
+            r#"{"cpus":"4"}"#,
+            r#"{"cpus":-1}"#,
+            r#"{"cpus":5000000000}"#,
+            r#"{"tier":1}"#,
+            r#"{"fanOut":65536}"#,
+        ] {
             assert!(decode::<SettingsPatch>(body.as_bytes()).is_err(), "{body}");
         }
     }

@@ -162,8 +162,8 @@ async fn settings_are_changed_one_by_one() {
     let server = Server::start().await;
     let path = format!("/v1/projects/{}/settings", view().key);
     let change = async |body: &str| server.send("PATCH", &path, body).await;
-    let all = r#"{"tier":"hot","idleWindow":null,"volume":"20GiB","memory":"512 MiB","cpus":4,"processes":null,
-        "io":"50MiB","entitlements":["network.host"]}"#;
+    let all = r#"{"tier":"hot","idleWindow":null,"volume":"20GiB","volumeMax":"40GiB","memory":"512 MiB","cpus":4,
+        "processes":null,"io":"50MiB","entitlements":["network.host"],"fanOut":0}"#;
     assert_eq!(change(all).await.json::<ProjectView>(), view());
     assert_eq!(change(r#"{"tier":"warm","idleWindow":"1h 30m"}"#).await.status, 200);
     let verbs = server.heart.verbs.lock().expect("no panic").clone();
@@ -171,11 +171,13 @@ async fn settings_are_changed_one_by_one() {
         tier: Change::To(Tier::Hot),
         idle_window: Change::Reset,
         volume_bytes: Change::To(20 << 30),
+        volume_max_bytes: Change::To(40 << 30),
         memory_bytes: Change::To(512 << 20),
         cpus: Change::To(4),
         processes: Change::Reset,
         io_bytes: Change::To(50 << 20),
         entitlements: Change::To([kiln_domain::Entitlement::NetworkHost].into()),
+        fan_out: Change::To(0),
     };
     assert_eq!(verbs[0], format!("set {} {expected:?}", view().key));
     let window = Change::To(Duration::from_secs(5400));
@@ -190,6 +192,8 @@ async fn settings_are_changed_one_by_one() {
         (r#"{"idleWindow":"900"}"#, "write it as"),
         (r#"{"idleWindow":900}"#, "invalid type"),
         (r#"{"volume":"20GB"}"#, "20GiB"),
+        (r#"{"volumeMax":"40"}"#, "volumeMax is"),
+        (r#"{"fanOut":65536}"#, "invalid value"),
         (r#"{"memory":"-1GiB"}"#, "memory is"),
         (r#"{"cpus":"4"}"#, "invalid type"),
         (r#"{"cpus":-1}"#, "invalid value"),

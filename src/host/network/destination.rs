@@ -36,12 +36,12 @@ pub struct Destination {
 pub struct ParseDestinationError(String, &'static str);
 
 impl Destination {
-    pub fn covers(&self, target: SocketAddrV4) -> bool {
+    pub fn covers(self, target: SocketAddrV4) -> bool {
         self.port == target.port() && within(*target.ip(), self.network, self.length)
     }
 
     /// In the words of nft.
-    pub(super) fn matcher(&self) -> String {
+    pub(super) fn matcher(self) -> String {
         format!("ip daddr {}/{} tcp dport {}", self.network, self.length, self.port)
     }
 }

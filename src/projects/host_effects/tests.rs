@@ -237,6 +237,19 @@ async fn what_is_set_reaches_the_instance_and_its_files() {
 }
 
 #[tokio::test]
+async fn what_a_cache_has_grown_to_is_what_its_volume_and_its_daemon_have() {
+    let mut lab = Lab::running().await;
+    let size = async |lab: &Lab| lab.volumes.usage(&lab.record.key).await.expect("measured").size;
+    lab.record.cache.size = Some(96 << 30);
+    assert_eq!(lab.seen().await.files, FilesSeen::Stale);
+    lab.step(Step::WriteFiles).await;
+    assert_eq!((size(&lab).await, lab.seen().await.files), (Some(96 << 30), FilesSeen::Current));
+    lab.settings.volume_bytes = Some(128 << 30);
+    lab.step(Step::WriteFiles).await;
+    assert_eq!(size(&lab).await, Some(128 << 30), "a first size that was raised");
+}
+
+#[tokio::test]
 async fn files_are_old_when_time_or_a_hand_says_so() {
     let lab = Lab::running().await;
     let toml = lab.state.path().join("daemons").join(lab.record.key.as_str()).join(TOML);
@@ -518,4 +531,24 @@ async fn the_load_is_what_can_be_read() {
     std::fs::write(lab.state.path().join("pressure"), "garbage").expect("written");
     let load = lab.effects.load().await;
     assert_eq!((load.memory_some, load.memory_available), (None, None), "what cannot be read holds nothing back");
+}
+
+/// Killed between the two halves of a copy's end, Kiln plans no other: there is no volume any more.
+#[tokio::test]
+async fn a_copy_that_got_no_further_than_the_trash_goes_with_the_last_of_it() {
+    let lab = Lab::new();
+    lab.step(Step::CreateVolume).await;
+    let (project, fork) = (lab.record.key.clone(), lab.record.key.fork());
+    let trial = project.trial();
+    for copy in [&fork, &trial] {
+        lab.volumes.fork(&project, copy, &Properties::new()).await.expect("a copy");
+        lab.volumes.discard(copy).await.expect("on its way");
+    }
+    lab.volumes.discard(&project).await.expect("an admin's");
+    let left = async || lab.effects.trash().await.expect("listed").into_iter().map(|entry| entry.name.key().clone());
+    lab.effects.forget(&fork).await.expect("forgotten");
+    assert_eq!(left().await.collect::<Vec<_>>(), [project.clone(), trial]);
+    lab.effects.sweep_trials().await.expect("swept");
+    lab.effects.forget(&project).await.expect("forgotten");
+    assert_eq!(left().await.collect::<Vec<_>>(), [project], "a project's own stays");
 }

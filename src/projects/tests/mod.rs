@@ -1,5 +1,6 @@
 //! The worker against a model host and a real store.
 
+mod eviction;
 mod heart;
 mod leaps;
 mod past;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kiln_domain::admission::AdmissionPolicy;
+use kiln_domain::cache::EvictionPolicy;
 use kiln_domain::idle::IdlePolicy;
 use kiln_domain::lease::LeasePolicy;
 use kiln_domain::plan::{InstanceSeen, Step, Stop};
@@ -168,6 +170,7 @@ fn config(policy: Policy) -> ProjectsConfig {
         fan_out: kiln_domain::cache::fanout::FanOutPolicy { members: 0, ..Default::default() },
         policy,
         admission: AdmissionPolicy::default(),
+        eviction: EvictionPolicy::default(),
         defaults: Settings::default(),
         rules: Rules::default(),
         host_size: kiln_domain::settings::HostSize::default(),

@@ -173,7 +173,8 @@ async fn each_pull_request_has_a_copy_of_its_own_that_goes_with_it() {
     assert_eq!(bench.count(Step::DestroyVolume), 3);
     assert_eq!(bench.count(Step::Discard), 0, "a copy does not go through the trash");
     let journal = bench.projects.store().events_of(&fork, 20).await.expect("read");
-    let removed: Vec<_> = journal.iter().filter(|event| event.kind == "removed").map(|event| event.text.as_str()).collect();
+    let removed: Vec<_> =
+        journal.iter().filter(|event| event.kind == "removed").map(|event| event.text.as_str()).collect();
     assert_eq!(removed, ["nobody needs it any more; its copy of the cache was freed"]);
 }
 
@@ -192,6 +193,16 @@ async fn forks_are_bounded_for_each_project() {
     );
     untrusted(&bench, Some("2")).await.expect("one that is there goes on");
     assert_eq!(bench.projects.list().await.expect("listed").len(), 2, "the refused one leaves nothing");
+    let mut crowd = JoinSet::new();
+    for number in 10..200 {
+        let projects = bench.projects.clone();
+        let other = BuildSpec::new("github.com/other/repo", "", "", "amd64").expect("valid");
+        let caller = Caller { pull_request: Some(number.to_string()), ..Caller::untrusted() };
+        let options = RouteOptions { caller, ..RouteOptions::default() };
+        crowd.spawn(async move { projects.route(other, options).await.map(deliver).is_ok() });
+    }
+    let let_in = crowd.join_all().await.into_iter().filter(|routed| *routed).count();
+    assert_eq!(let_in, 1, "all at once are counted as they come");
     for bad in ["a b", "1\n2", &"1".repeat(200)] {
         assert!(matches!(untrusted(&bench, Some(bad)).await, Err(RouteError::PullRequest(_))), "{bad:?}");
     }
@@ -285,4 +296,32 @@ async fn a_fork_that_is_not_kept_apart_serves_nobody_and_is_stopped_by_force() {
     assert_eq!(bench.count(Step::StopInstance(Stop::Force)), 1);
     bench.effects.set_mood(Mood::Obedient);
     assert!(untrusted(&bench, Some("1")).await.expect("routed").ready);
+}
+
+#[tokio::test]
+async fn forks_that_come_at_once_are_bounded_too() {
+    let forks = ForkBounds { per_project: 2, on_host: 3 };
+    let config = ProjectsConfig { untrusted: Ok(()), forks, ..config(policy()) };
+    let bench = Bench::with_config(ModelEffects::default(), config);
+    let names: Vec<String> = (0..8).map(|number| number.to_string()).collect();
+    let all = futures_util::future::join_all(names.iter().map(|name| untrusted(&bench, Some(name)))).await;
+    assert_eq!(all.iter().filter(|routed| routed.is_ok()).count(), 2);
+    assert!(all.iter().all(|routed| matches!(routed, Ok(_) | Err(RouteError::TooManyForks { .. }))), "{all:?}");
+}
+
+/// It was done, and nobody was told: what was known of the damaged cache is not about the next.
+#[tokio::test]
+async fn after_a_reset_that_seemed_to_fail_the_empty_cache_is_not_taken_for_damaged() {
+    let bench = bench_with(Policy { history: HistoryPolicy { every: Duration::ZERO, ..eager().history }, ..policy() });
+    build(&bench).await;
+    bench.projects.set(&key(), |settings| settings.tier = Some(kiln_domain::Tier::Hot)).await.expect("hot");
+    bench.until("it is up", async |b| b.phase().await == "warm").await;
+    bench.effects.damage(&key(), "invalid database");
+    bench.effects.kill(&key());
+    bench.until("it is told", async |b| b.phase().await == "failed").await;
+    bench.effects.set_mood(Mood::Lossy(Step::DiscardCache));
+    bench.projects.reset(&key(), false).await.expect_err("the answer is lost");
+    bench.effects.set_mood(Mood::Obedient);
+    assert!(bench.route().await.ready);
+    assert_eq!((bench.count(Step::DiscardCache), bench.count(Step::CreateVolume)), (1, 2));
 }

@@ -154,13 +154,14 @@ impl Worker {
                 self.forget_run();
             }
             (Step::AdoptInstance, _) => self.forget_run(),
+            (Step::CreateVolume, _) => self.note_new_cache(),
             (Step::AwaitServing, _) => {
                 (self.damage, self.room.full) = (None, false);
                 self.note_probe(Probed { answered: true, cpu: None });
             }
             (_, Done::Snapshots { all, taken }) => self.note_snapshots(step, all, *taken),
             (_, Done::Cloned { from }) => {
-                self.log_event(self.event("cloned", format!("its cache is a copy of {from}")))
+                self.log_event(self.event("cloned", format!("its cache is a copy of {from}")));
             }
             (Step::DestroySnapshot(name), _) => self.note_destroyed(name),
             (_, Done::Measured(fill)) => self.room.measured = Some((now, *fill)),
@@ -255,6 +256,7 @@ impl Worker {
         (self.observed, self.look, self.doubtful) = (None, None, false);
         self.leave_queue();
         self.refuse_snapshot_askers("the host cannot be looked at or changed now");
+        self.answer_thinners();
         let reason = error.in_words();
         tracing::warn!(key = %self.key, %reason, "could not {what}");
         let text = format!("could not {what}: {reason}");

@@ -83,6 +83,7 @@ impl Worker {
                 None => self.askers.push(reply),
             },
             Message::Snapshot { reply } => self.snapshot_askers.push(reply),
+            Message::Thin { reply } => self.thinners.push(reply),
             Message::Judged { snapshot, verdict } => self.judged(snapshot, verdict),
             Message::InstanceChanged => self.something_happened(Occasion::Event),
             Message::Suspect => self.run.health.suspect(),

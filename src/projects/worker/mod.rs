@@ -92,6 +92,8 @@ pub(super) struct Worker {
     stoppers: Vec<Stopper>,
     askers: Vec<oneshot::Sender<Explanation>>,
     snapshot_askers: Vec<SnapshotReply>,
+    /// Who wants its older snapshots gone.
+    thinners: Vec<StopReply>,
     /// What there is to go back to; `None`: nobody has looked.
     snapshots: Option<Vec<Snapshot>>,
     /// What a daemon said that could not open the cache.
@@ -182,6 +184,7 @@ impl Worker {
             stoppers: Vec::new(),
             askers: Vec::new(),
             snapshot_askers: Vec::new(),
+            thinners: Vec::new(),
             snapshots: None,
             damage: None,
             room: Room::default(),
@@ -251,6 +254,7 @@ impl Worker {
         self.answer_stoppers(&Ok(()));
         let text = "the project was being removed".to_owned();
         self.refuse_snapshot_askers(&text);
+        self.answer_thinners();
         self.refuse_all(&Refusal { kind: RefusalKind::NotNow, text });
     }
 
@@ -321,6 +325,7 @@ impl Worker {
             }
             // With a cache there is one, or it is on its way.
             self.refuse_snapshot_askers("there is no cache to take one of");
+            self.answer_thinners();
             if self.somebody_waits() {
                 self.answer_who_waits(&reason);
             } else if self.changed_since {
@@ -446,6 +451,7 @@ impl Worker {
                 snapshots: self.snapshots.as_deref(),
                 damage: self.damage.as_deref(),
                 cheap: self.shared.effects.snapshots_are_cheap(),
+                thin: !self.thinners.is_empty(),
                 paused_until: self.upkeep_paused_until,
             },
             room: self.room,
@@ -548,6 +554,7 @@ impl Worker {
             && self.waiters.is_empty()
             && self.stoppers.is_empty()
             && self.snapshot_askers.is_empty()
+            && self.thinners.is_empty()
             && self.leases.is_empty()
             && self.sets == 0
             && self.desk.connections.count() == 0

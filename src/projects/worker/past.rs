@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use kiln_domain::cache::HistoryPolicy;
+use kiln_domain::cache::history::surplus;
 use kiln_domain::cache::size::{Resize, Why};
 use kiln_domain::plan::{Room, StopWish, bounds};
 use kiln_domain::{Phase, Snapshot, SnapshotName, Step};
@@ -54,6 +56,11 @@ impl Worker {
         self.answer_wishes(|wish| matches!(wish, StopWish::Rollback(wanted) if wanted == to), &Ok(()));
         // What the daemon was told of its cache may not be so any more.
         self.something_happened(Occasion::Event);
+    }
+
+    /// What is known of the cache before is not about this one.
+    pub(super) fn note_new_cache(&mut self) {
+        (self.snapshots, self.damage) = (None, None);
     }
 
     pub(super) fn note_emptied(&mut self, step: Step) {
@@ -141,6 +148,17 @@ impl Worker {
 
     pub(super) fn refuse_snapshot_askers(&mut self, why: &str) {
         self.answer_snapshot_askers(&StopRefusal::Failed { text: why.to_owned(), retryable: false });
+    }
+
+    /// Nothing is left to do for them, or nothing can be done now.
+    pub(super) fn answer_thinners(&mut self) {
+        let now = self.now();
+        let done = self.snapshots.as_ref().is_some_and(|all| surplus(all, now, &HistoryPolicy::LEAST).is_empty());
+        let text = || "its snapshots cannot be looked at or destroyed now".to_owned();
+        let answer = if done { Ok(()) } else { Err(StopRefusal::Failed { text: text(), retryable: true }) };
+        for asker in self.thinners.drain(..) {
+            drop(asker.send(answer.clone()));
+        }
     }
 
     fn answer_snapshot_askers(&mut self, refusal: &StopRefusal) {

@@ -121,6 +121,7 @@ pub struct Plan<T> {
 }
 
 impl Use {
+    /// Somebody needs it, or will.
     const fn is_wanted(&self) -> bool {
         self.hot || self.leases > 0 || self.connections > 0
     }
@@ -178,7 +179,14 @@ impl Fullness {
     }
 }
 
-/// What has to go now. `under_way`: the last plan said so.
+/// Whether anything has to go now. `under_way`: the last plan said so.
+pub fn is_due(fullness: &Fullness, under_way: bool, policy: &EvictionPolicy) -> bool {
+    let begin = if under_way { policy.end_percent } else { policy.begin_percent.max(policy.end_percent) };
+    let percent = fullness.percent();
+    percent > policy.end_percent && percent >= begin
+}
+
+/// What has to go now.
 pub fn plan<T>(
     fullness: &Fullness,
     candidates: Vec<Candidate<T>>,
@@ -187,8 +195,7 @@ pub fn plan<T>(
     policy: &EvictionPolicy,
 ) -> Plan<T> {
     let percent = fullness.percent();
-    let begin = if under_way { policy.end_percent } else { policy.begin_percent.max(policy.end_percent) };
-    let mut plan = Plan { evictions: Vec::new(), under_way: percent > policy.end_percent && percent >= begin };
+    let mut plan = Plan { evictions: Vec::new(), under_way: is_due(fullness, under_way, policy) };
     if !plan.under_way {
         return plan;
     }

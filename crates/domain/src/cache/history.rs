@@ -19,6 +19,11 @@ pub struct HistoryPolicy {
     pub keep_for: Duration,
 }
 
+impl HistoryPolicy {
+    /// What is left of a history when its storage is full: the newest, and the newest good one.
+    pub const LEAST: Self = Self { every: Duration::ZERO, keep: 1, keep_for: Duration::MAX };
+}
+
 impl Default for HistoryPolicy {
     fn default() -> Self {
         Self { every: Duration::from_mins(30), keep: 6, keep_for: Duration::from_hours(24 * 14) }

@@ -249,8 +249,9 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
 
 /// A cache that no daemon can open goes back to its newest good snapshot, once: what fails again has another cause.
 fn rescue(situation: &Situation<'_>) -> Option<Plan> {
-    let Situation { record, past, now, .. } = *situation;
-    let damage = past.damage?.to_owned();
+    let Situation { record, observed, past, now, .. } = *situation;
+    // Where there is none, an empty one is on its way, and it was the cache that was damaged.
+    let damage = past.damage.filter(|_| observed.volume == VolumeSeen::Ready)?.to_owned();
     let Some(snapshots) = past.snapshots else {
         let reason = Reason::Damaged { damage, tried: false };
         return Some(Plan::step(Phase::Provisioning, Step::ListSnapshots, reason));
@@ -345,6 +346,7 @@ fn take_down(situation: &Situation<'_>, phase: Phase, reason: Reason) -> Plan {
 fn remove(situation: &Situation<'_>, reason: Reason) -> Plan {
     let Situation { record, observed, .. } = *situation;
     let derived = record.key.role().is_derived();
+    let reason = if derived { Reason::Reaped } else { reason };
     let step = match (&observed.instance, &observed.volume) {
         // Somebody else started it: nothing routes to it.
         (InstanceSeen::Running { .. }, _) => Some(Step::StopInstance(Stop::Graceful)),

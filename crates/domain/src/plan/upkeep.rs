@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::situation::{InstanceSeen, Situation, VolumeSeen, bounds};
 use super::step::Step;
+use crate::cache::HistoryPolicy;
 use crate::cache::history::{Activity, due, surplus};
 use crate::project::Generation;
 use crate::time::Timestamp;
@@ -51,7 +52,11 @@ pub(super) fn upkeep(situation: &Situation<'_>) -> Upkeep {
 
 fn keep_history(situation: &Situation<'_>) -> Upkeep {
     let Situation { record, observed, demand, past, policy, now, .. } = *situation;
-    let gone = past.snapshots.and_then(|snapshots| surplus(snapshots, now, &policy.history).first().copied());
+    if past.thin && past.snapshots.is_none() {
+        return Upkeep::step(Step::ListSnapshots);
+    }
+    let history = if past.thin { HistoryPolicy::LEAST } else { policy.history };
+    let gone = past.snapshots.and_then(|snapshots| surplus(snapshots, now, &history).first().copied());
     if let Some(gone) = gone {
         return Upkeep::step(Step::DestroySnapshot(gone));
     }

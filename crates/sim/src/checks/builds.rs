@@ -249,7 +249,17 @@ impl Check for NoBuildIsCut {
             }
             Fact::Hung { incarnation, works: false, .. } => drop(self.dead.insert(*incarnation)),
             Fact::Recovered { incarnation, .. } => drop(self.dead.remove(incarnation)),
-            Fact::Asked { request, verb: Verb::Force, project } => drop(self.forcing.insert(*request, *project)),
+            Fact::Asked {
+                request,
+                verb: Verb::Force | Verb::Rollback { force: true, .. } | Verb::Reset { force: true },
+                project,
+            } => drop(self.forcing.insert(*request, *project)),
+            // Leased from birth on: what is only a copy goes, and its lease would be one of nothing.
+            Fact::Freed { project, .. } => {
+                if let Some(lease) = self.live_lease(entry, *project) {
+                    return Err(format!("{project} was taken away while lease {lease} is alive"));
+                }
+            }
             Fact::HungUp { request } => {
                 if let Some(project) = self.forcing.remove(request) {
                     self.forced.insert(project);

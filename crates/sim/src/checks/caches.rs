@@ -3,43 +3,51 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Check;
+use super::wishes::Wishes;
+use crate::cast::{Cast, Part};
 use crate::config::{LONGEST_STALL, TRASH_KEPT};
-use crate::history::{Ending, Entry, Fact, Lineage, Project, Request, Verb};
+use crate::history::{Entry, Fact, Lineage, Project, Verb};
 
-/// K3: a cache leaves a project only by an admin's removal, and the trash by an admin's word, age, or for want of room.
-#[derive(Default)]
+/// K3: a cache leaves a project only by an admin's removal, reset or way back, and the trash by an admin's word, age, or for want
+/// of room. What is only a copy goes with those who needed it.
 pub(super) struct NoCacheIsLost {
+    cast: Cast,
     live: BTreeMap<Project, Lineage>,
-    trash: BTreeMap<Lineage, Project>,
-    /// Removals that were asked for and not refused.
-    removals: BTreeMap<Project, u32>,
-    asked: BTreeMap<Request, (Verb, Project)>,
+    wishes: Wishes,
 }
 
 impl NoCacheIsLost {
-    fn ended(&mut self, request: Request, ending: &Ending) {
-        let Some((verb, project)) = self.asked.remove(&request) else { return };
-        // Only "busy" is a no for good: what failed goes on by itself.
-        let refused = matches!(ending, Ending::Bad(why) if why.contains(" is busy: ") || why.contains("no project"));
-        if let (Verb::Remove, true, Some(count)) = (verb, refused, self.removals.get_mut(&project)) {
-            *count = count.saturating_sub(1);
+    pub(super) fn new(cast: Cast) -> Self {
+        Self { cast, live: BTreeMap::new(), wishes: Wishes::default() }
+    }
+
+    fn made(&mut self, project: Project, lineage: Lineage) -> Result<(), String> {
+        match self.live.insert(project, lineage) {
+            Some(before) => Err(format!("{project} got the new cache {lineage} in the place of {before}")),
+            None => Ok(()),
         }
     }
 
-    fn discarded(&mut self, project: Project, lineage: Lineage) -> Result<(), String> {
+    fn discarded(&mut self, project: Project) -> Result<(), String> {
         self.live.remove(&project);
-        self.trash.insert(lineage, project);
-        match self.removals.insert(project, 0) {
-            Some(1..) => Ok(()),
-            _ => Err(format!("the cache of {project} went to the trash, and nobody had asked for its removal")),
+        if self.wishes.discarded(project) {
+            return Ok(());
         }
+        Err(format!("the cache of {project} went to the trash, and nobody had asked for its removal"))
     }
 
-    fn purged(&mut self, project: Project, lineage: Lineage, age: i64, full: bool) -> Result<(), String> {
-        self.trash.remove(&lineage);
+    fn freed(&mut self, project: Project) -> Result<(), String> {
+        self.live.remove(&project);
+        if self.cast.is_derived(project) {
+            return Ok(());
+        }
+        Err(format!("the cache of {project}, which is no copy, was freed for good"))
+    }
+
+    fn purged(&self, project: Project, age: i64, full: bool) -> Result<(), String> {
         let of_admin =
-            self.asked.values().any(|(verb, of)| *verb == Verb::EmptyTrash || (*verb == Verb::Purge && *of == project));
-        if of_admin || full || age >= TRASH_KEPT.as_millis() as i64 {
+            self.wishes.is_asked(|verb, of| verb == Verb::EmptyTrash || (verb == Verb::Purge && of == project));
+        if of_admin || full || age >= TRASH_KEPT.as_millis() as i64 || self.cast.is_derived(project) {
             return Ok(());
         }
         Err(format!("a cache of {project} was freed for good after {} s in the trash", age / 1000))
@@ -52,30 +60,20 @@ impl Check for NoCacheIsLost {
     }
 
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
+        self.wishes.see(entry);
         match &entry.fact {
-            Fact::VolumeMade { project, lineage } => {
-                if let Some(before) = self.live.insert(*project, *lineage) {
-                    return Err(format!("{project} got the new cache {lineage} in the place of {before}"));
-                }
+            Fact::VolumeMade { project, lineage } | Fact::Cloned { project, lineage, .. } => {
+                return self.made(*project, *lineage);
             }
             Fact::Started { project, lineage, .. } if self.live.get(project) != Some(lineage) => {
                 return Err(format!("{project} was started on cache {lineage}, which is not its own"));
             }
-            Fact::Discarded { project, lineage } => return self.discarded(*project, *lineage),
-            Fact::Restored { project, lineage } => {
-                self.trash.remove(lineage);
+            Fact::Discarded { project, .. } => return self.discarded(*project),
+            Fact::Freed { project, .. } => return self.freed(*project),
+            Fact::WentBack { project, lineage, .. } | Fact::Restored { project, lineage } => {
                 self.live.insert(*project, *lineage);
             }
-            Fact::Purged { project, lineage, age, full } => return self.purged(*project, *lineage, *age, *full),
-            Fact::Asked { request, verb, project } => {
-                self.asked.insert(*request, (*verb, *project));
-                if *verb == Verb::Remove {
-                    *self.removals.entry(*project).or_default() += 1;
-                }
-            }
-            Fact::Ended { request, ending } => self.ended(*request, ending),
-            Fact::HungUp { request } => drop(self.asked.remove(request)),
-            Fact::KilndDied => self.asked.clear(),
+            Fact::Purged { project, age, full, .. } => return self.purged(*project, *age, *full),
             _ => {}
         }
         Ok(())
@@ -83,8 +81,8 @@ impl Check for NoCacheIsLost {
 }
 
 /// K5: whatever the host has of a project is found again when the database is lost.
-#[derive(Default)]
 pub(super) struct TheHostIsTheTruth {
+    cast: Cast,
     volumes: BTreeSet<Project>,
     instances: BTreeSet<Project>,
     /// The database was lost, and is not known to be whole again.
@@ -96,8 +94,17 @@ pub(super) struct TheHostIsTheTruth {
 }
 
 impl TheHostIsTheTruth {
+    pub(super) fn new(cast: Cast) -> Self {
+        let (volumes, instances) = (BTreeSet::new(), BTreeSet::new());
+        let (lost, hindered, disk_full, disk_stalls_until) = (false, false, false, 0);
+        Self { cast, volumes, instances, lost, hindered, disk_full, disk_stalls_until }
+    }
+
     fn all_are_in(&self, projects: &[Project]) -> Result<(), String> {
-        match self.volumes.union(&self.instances).find(|project| !projects.contains(project)) {
+        // What tries a snapshot out is nobody's.
+        let is_somebody = |project: &&Project| self.cast.part(**project) != Part::Trial;
+        let mut all = self.volumes.union(&self.instances).filter(is_somebody);
+        match all.find(|project| !projects.contains(project)) {
             Some(missing) => Err(format!("{missing} is on the host and was not found again")),
             None => Ok(()),
         }
@@ -111,8 +118,10 @@ impl Check for TheHostIsTheTruth {
 
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
         match &entry.fact {
-            Fact::VolumeMade { project, .. } | Fact::Restored { project, .. } => drop(self.volumes.insert(*project)),
-            Fact::Discarded { project, .. } => drop(self.volumes.remove(project)),
+            Fact::VolumeMade { project, .. } | Fact::Cloned { project, .. } | Fact::Restored { project, .. } => {
+                self.volumes.insert(*project);
+            }
+            Fact::Discarded { project, .. } | Fact::Freed { project, .. } => drop(self.volumes.remove(project)),
             Fact::InstanceMade { project } => drop(self.instances.insert(*project)),
             Fact::InstanceDestroyed { project } => drop(self.instances.remove(project)),
             Fact::DatabaseLost => self.lost = true,

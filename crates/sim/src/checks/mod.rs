@@ -4,15 +4,20 @@
 //! broken. It trusts nothing that kilnd says of itself but what a client could hold it to: answers that arrived, and rows
 //! that were on the disk.
 
+use crate::cast::Cast;
 use crate::history::{Entry, Fact};
 use crate::profile::Profile;
 
 mod builds;
 mod caches;
+mod forks;
 mod identity;
 mod leases;
+mod past;
 mod requests;
+mod rescue;
 mod steady;
+mod wishes;
 
 pub(crate) struct Checks(Vec<Box<dyn Check + Send>>);
 
@@ -25,17 +30,24 @@ pub(crate) trait Check {
 
 impl Checks {
     pub(crate) fn new(profile: &Profile) -> Self {
-        Self(vec![
+        let cast = Cast { projects: profile.projects };
+        let mut checks: Vec<Box<dyn Check + Send>> = vec![
             Box::new(identity::OneDaemonPerVolume::default()),
             Box::new(builds::NoBuildIsCut::default()),
-            Box::new(caches::NoCacheIsLost::default()),
+            Box::new(caches::NoCacheIsLost::new(cast)),
             Box::new(leases::AnAnswerIsAPromise::default()),
-            Box::new(identity::AnAnswerNamesADaemon::default()),
-            Box::new(caches::TheHostIsTheTruth::default()),
+            Box::new(identity::AnAnswerNamesADaemon::new(cast)),
+            Box::new(caches::TheHostIsTheTruth::new(cast)),
             Box::new(requests::AHangUpHarmsNobody::new(profile.calm)),
-            Box::new(requests::UntrustedIsRefused::default()),
             Box::new(requests::EveryWaitEnds::default()),
-        ])
+            Box::new(forks::CopiesAreKeptApart::new(cast, profile.forks, profile.fan_out)),
+            Box::new(past::ThePastIsTrue::default()),
+            Box::new(rescue::RescueServesWhoWaits::default()),
+        ];
+        if !profile.isolates {
+            checks.push(Box::new(requests::UntrustedIsRefused::default()));
+        }
+        Self(checks)
     }
 
     pub(crate) fn see(&mut self, entry: &Entry) -> Result<(), (&'static str, String)> {

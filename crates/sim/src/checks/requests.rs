@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use kiln_domain::Step;
+
 use super::Check;
 use crate::config::{CONNECT_WAIT, DEADLINES, MINUTE, ROUTE_WAIT, SECOND};
 use crate::history::{Ending, Entry, Fact, Project, Request, Verb};
@@ -33,6 +35,8 @@ impl Check for AHangUpHarmsNobody {
             Fact::Ended { request, ending } => {
                 let asked = self.asked.remove(request);
                 if let (Some((verb, project)), Ending::Bad(why)) = (asked, ending)
+                    // There may be so many forks and no more, and that is said.
+                    && !why.contains("are at work, and")
                     && matches!(verb, Verb::Route | Verb::RouteOrLease { .. } | Verb::Prewarm | Verb::Complete)
                 {
                     return Err(format!("{project}: nothing had gone wrong, and {verb:?} ended with: {why}"));
@@ -44,7 +48,7 @@ impl Check for AHangUpHarmsNobody {
     }
 }
 
-/// K7, as far as it goes here: nothing keeps untrusted builds apart, so they get nothing.
+/// K7: where nothing keeps untrusted builds apart, they get nothing.
 #[derive(Default)]
 pub(super) struct UntrustedIsRefused {
     asked: BTreeMap<Request, Project>,
@@ -81,16 +85,24 @@ const SLACK: u64 = 30 * SECOND;
 
 fn limit(verb: Verb) -> u64 {
     let millis = |span: std::time::Duration| span.as_millis() as u64;
-    let stop = millis(DEADLINES.observe) + millis(DEADLINES.ask) + 5 * SECOND + millis(DEADLINES.drain) + 30 * SECOND;
+    let stop = millis(DEADLINES.observe + DEADLINES.of(Step::CountBuilds)) + millis(DEADLINES.drain) + 30 * SECOND;
     let patience = match verb {
         Verb::Route => millis(ROUTE_WAIT),
         Verb::RouteOrLease { wait } | Verb::Poll { wait } => wait,
         Verb::Connect => millis(CONNECT_WAIT),
         Verb::Stop | Verb::Force => stop,
-        Verb::Remove => 2 * stop + millis(DEADLINES.create_volume),
-        Verb::Set | Verb::Why => millis(DEADLINES.observe),
+        Verb::Remove => 2 * stop + millis(DEADLINES.destroy_volume),
+        Verb::Rollback { .. } | Verb::Reset { .. } => 2 * stop + millis(DEADLINES.create_volume),
+        Verb::Snapshot => millis(DEADLINES.observe + DEADLINES.create_volume),
+        Verb::Set | Verb::Why | Verb::CacheLog => millis(DEADLINES.observe),
         // The host's own deadlines, entry by entry.
-        Verb::Restore | Verb::Purge | Verb::EmptyTrash | Verb::Trash | Verb::Orphans | Verb::Adopt => 10 * MINUTE,
+        Verb::Restore
+        | Verb::Purge
+        | Verb::EmptyTrash
+        | Verb::Trash
+        | Verb::Orphans
+        | Verb::Adopt
+        | Verb::CacheUsage => 10 * MINUTE,
         _ => 0,
     };
     patience + SLACK

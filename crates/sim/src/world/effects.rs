@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln::host::volumes::{FoundVolume, TrashName, Trashed, VolumeError};
+use kiln::host::volumes::{FoundVolume, TrashName, Trashed, Usage, VolumeError};
 use kiln::host::{FoundInstance, InstanceEvent, Properties, RuntimeError};
 use kiln::projects::{EffectError, Effects, Survey};
 use kiln_domain::admission::HostLoad;
 use kiln_domain::health::Probed;
 use kiln_domain::plan::{Done, FilesSeen, InstanceSeen, Observed, VolumeSeen};
-use kiln_domain::{Key, ProjectRecord, Settings, Step};
+use kiln_domain::{Key, ProjectRecord, Settings, Snapshot, SnapshotName, Step, Verdict};
 use tokio::sync::broadcast;
 use tokio::time::sleep;
 
@@ -38,7 +38,7 @@ enum Moment {
 
 impl ModelHost {
     /// The way there and the way back, and what may go wrong on them.
-    async fn pass(&self, faults: bool) -> Result<(), EffectError> {
+    pub(super) async fn pass(&self, faults: bool) -> Result<(), EffectError> {
         self.sim.alive(self.life).await;
         let (moment, wait) = {
             let mut world = self.sim.world();
@@ -113,7 +113,10 @@ impl ModelHost {
                 let mut world = self.sim.world();
                 let project = world.project(&record.key);
                 match world.daemon(project).map(super::Daemon::answers) {
-                    None => return Err(EffectError::Exited { key: record.key.clone(), log: String::new() }),
+                    None => {
+                        let log = world.host.last_words.get(&record.key).copied().unwrap_or_default().to_owned();
+                        return Err(EffectError::Exited { key: record.key.clone(), log });
+                    }
                     Some(true) => {
                         world.questioned(project, true, false);
                         return Ok(Done::Plain);
@@ -289,6 +292,46 @@ impl Effects for ModelHost {
         self.events.subscribe()
     }
 
+    fn snapshots_are_cheap(&self) -> bool {
+        self.sim.world().profile.cheap
+    }
+
+    async fn snapshots(&self, key: &Key) -> Result<Vec<Snapshot>, EffectError> {
+        self.pass(true).await?;
+        Ok(self.sim.world().list_snapshots(key)?)
+    }
+
+    async fn try_out(
+        &self,
+        record: &ProjectRecord,
+        settings: &Settings,
+        snapshot: SnapshotName,
+    ) -> Result<Verdict, EffectError> {
+        self.try_snapshot(record, settings, snapshot).await
+    }
+
+    async fn judge(&self, key: &Key, snapshot: SnapshotName, verdict: Verdict) -> Result<(), EffectError> {
+        self.pass(true).await?;
+        Ok(self.sim.world().judge(key, snapshot, verdict)?)
+    }
+
+    async fn sweep_trials(&self) -> Result<(), EffectError> {
+        self.sweep().await
+    }
+
+    async fn usage(&self, key: &Key) -> Result<Option<Usage>, EffectError> {
+        self.pass(true).await?;
+        Ok(self.sim.world().host.volumes.contains_key(key).then(Usage::default))
+    }
+
+    async fn forget(&self, key: &Key) -> Result<(), EffectError> {
+        self.pass(true).await?;
+        let mut world = self.sim.world();
+        world.host.files.remove(key);
+        world.clear_out(key);
+        Ok(())
+    }
+
     async fn load(&self) -> HostLoad {
         let mut world = self.sim.world();
         let load = world.host.load;
@@ -329,7 +372,7 @@ impl Effects for ModelHost {
 
     async fn discard_volume(&self, key: &Key) -> Result<(), EffectError> {
         self.pass(true).await?;
-        self.sim.world().discard(key);
+        self.sim.world().discard(key, true);
         Ok(())
     }
 

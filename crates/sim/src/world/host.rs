@@ -1,4 +1,4 @@
-//! The model of a host: volumes, files, instances, daemons and the builds in them. Nothing here waits.
+//! The model of a host: files, instances, daemons and the builds in them. Nothing here waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,9 +7,10 @@ use kiln::host::{InstanceEvent, Limits, Properties};
 use kiln_domain::admission::HostLoad;
 use kiln_domain::{Key, LeaseToken, ProjectRecord, Settings, Timestamp};
 
+use super::volumes::{Numbers, Volume};
 use super::{Build, Due, World};
 use crate::config::{DEADLINES, SECOND};
-use crate::history::{Cause, Fact, Incarnation, LeaseId, Lineage, Project};
+use crate::history::{Cause, Fact, Incarnation, LeaseId, Project};
 
 #[derive(Debug, Default)]
 pub(crate) struct Host {
@@ -26,17 +27,10 @@ pub(crate) struct Host {
     pub(crate) was_full: Option<u64>,
     /// Keys with an operation under way: the host does one after the other.
     pub(crate) busy: BTreeSet<Key>,
+    /// What a daemon said last before it went.
+    pub(crate) last_words: BTreeMap<Key, &'static str>,
     incarnations: Incarnation,
-    lineages: Lineage,
-    trashed: u64,
-}
-
-#[derive(Debug, Clone)]
-pub(crate) struct Volume {
-    pub(crate) lineage: Lineage,
-    pub(crate) properties: Properties,
-    /// It stands where a project's should and is somebody else's.
-    pub(crate) foreign: bool,
+    pub(super) numbers: Numbers,
 }
 
 /// What they were made for.
@@ -64,6 +58,8 @@ pub(crate) struct Daemon {
     pub(crate) hung: Option<Hung>,
     /// It was asked to go, and takes nothing new.
     pub(crate) draining: bool,
+    /// It cannot open its cache, and is about to go.
+    broken: bool,
     cpu: u64,
     cpu_at: u64,
 }
@@ -73,6 +69,9 @@ pub(crate) struct Hung {
     /// Too busy to answer, and not dead.
     pub(crate) works: bool,
 }
+
+/// What buildkitd says whose database is torn.
+const BROKEN: &str = "panic: page 3 already freed";
 
 impl Daemon {
     /// Whether it answers a call now.
@@ -111,6 +110,7 @@ pub(crate) fn marks(record: &ProjectRecord) -> Properties {
         ("settings", &settings),
     ]
     .into_iter()
+    .chain(record.pull_request.as_deref().map(|name| ("pull_request", name)))
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .collect()
 }
@@ -126,64 +126,24 @@ impl World {
         (daemon.incarnation == incarnation).then_some(daemon)
     }
 
-    // === Volumes
-
-    pub(crate) fn make_volume(&mut self, record: &ProjectRecord) {
-        self.host.lineages += 1;
-        let lineage = self.host.lineages;
-        let volume = Volume { lineage, properties: marks(record), foreign: false };
-        self.host.volumes.insert(record.key.clone(), volume);
-        let project = self.project(&record.key);
-        self.record(Fact::VolumeMade { project, lineage });
-    }
-
-    /// Somebody else's, in the place of a project's.
-    pub(crate) fn make_foreign_volume(&mut self, key: &Key) {
-        self.host.lineages += 1;
-        let properties = [("key".to_owned(), "somebody else's".to_owned())].into_iter().collect();
-        let volume = Volume { lineage: self.host.lineages, properties, foreign: true };
-        self.host.volumes.insert(key.clone(), volume);
-    }
-
-    pub(crate) fn discard(&mut self, key: &Key) {
-        let Some(volume) = self.host.volumes.remove(key) else { return };
-        let (project, lineage) = (self.project(key), volume.lineage);
-        if volume.foreign {
-            let why = format!("somebody else's volume in the place of {project}'s was moved to the trash");
-            self.record(Fact::Wrong { invariant: "K5", why });
-        }
-        if self.host.instances.get(key).is_some_and(|instance| instance.daemon.is_some()) {
-            let why = format!("the cache of {project} was taken from under a daemon that runs");
-            self.record(Fact::Wrong { invariant: "K3", why });
-        }
-        self.host.trashed += 1;
-        let name = TrashName::new(key.clone(), self.host.trashed);
-        let since = self.wall();
-        self.host.trash.insert(name, (since, volume));
-        self.host.files.remove(key);
-        self.record(Fact::Discarded { project, lineage });
-    }
-
-    pub(crate) fn purge(&mut self, name: &TrashName) {
-        let Some((since, volume)) = self.host.trash.remove(name) else { return };
-        let (project, age) = (self.project(name.key()), self.wall().as_millis() - since.as_millis());
-        let full = self.host.was_full.is_some_and(|at| self.now() - at <= 60 * SECOND);
-        self.record(Fact::Purged { project, lineage: volume.lineage, age, full });
-    }
-
     // === Daemons
 
     pub(crate) fn start_daemon(&mut self, key: &Key) -> Incarnation {
         let project = self.project(key);
-        let lineage = self.host.volumes.get(key).map_or(0, |volume| volume.lineage);
+        let volume = self.host.volumes.get(key).map(|volume| (volume.lineage, volume.contents));
+        let (lineage, version) = volume.map_or((0, 0), |(lineage, contents)| (lineage, contents.version));
+        let broken = volume.is_some_and(|(_, contents)| contents.damaged);
         self.host.incarnations += 1;
         let incarnation = self.host.incarnations;
         let now = self.now();
-        let daemon = Daemon { incarnation, ready: false, hung: None, draining: false, cpu: 0, cpu_at: now };
+        let daemon = Daemon { incarnation, ready: false, hung: None, draining: false, broken, cpu: 0, cpu_at: now };
+        let mut address = String::new();
         if let Some(instance) = self.host.instances.get_mut(key) {
             instance.daemon = Some(daemon);
+            address = instance.properties.get("address").cloned().unwrap_or_default();
         }
-        self.record(Fact::Started { project, incarnation, lineage });
+        self.host.last_words.remove(key);
+        self.record(Fact::Started { project, incarnation, lineage, version, address });
         let latency = self.profile.latency;
         let takes = self.rng.about(latency * 2);
         self.later(takes, Due::Serves { project, incarnation });
@@ -195,9 +155,18 @@ impl World {
         if let Some(daemon) = self.daemon_mut(project, incarnation)
             && !daemon.ready
         {
+            if daemon.broken {
+                return self.breaks(project, incarnation);
+            }
             daemon.ready = true;
             self.record(Fact::Serving { project, incarnation });
         }
+    }
+
+    fn breaks(&mut self, project: Project, incarnation: Incarnation) {
+        let key = self.key(project);
+        self.host.last_words.insert(key, BROKEN);
+        self.gone(project, incarnation, Cause::Crashed);
     }
 
     pub(crate) fn hang(&mut self, project: Project, works: bool) {
@@ -343,6 +312,8 @@ impl World {
         self.account(project, now);
         self.build_ids += 1;
         let build = self.build_ids;
+        let key = self.key(project);
+        self.write_to(&key);
         let of = lease.as_ref().map(|(id, _)| *id);
         self.builds.insert(build, Build { project, incarnation, lease, connection, ends: now + takes });
         self.record(Fact::BuildBegan { build, project, incarnation, lease: of, connection });
@@ -371,6 +342,8 @@ impl World {
         let now = self.now();
         self.account(project, now);
         self.builds.remove(&id);
+        let key = self.key(project);
+        self.write_to(&key);
         self.record(Fact::BuildEnded { build: id, cut });
         self.drain(project);
     }

@@ -7,6 +7,8 @@
 mod effects;
 mod host;
 mod ops;
+mod trials;
+mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +26,7 @@ pub(crate) use host::{Daemon, Host};
 pub(crate) use ops::Late;
 use ops::Op;
 
+use crate::cast::Cast;
 use crate::history::{Entry, Fact, History, LeaseId, LeaseRow, Project, Request};
 use crate::profile::Profile;
 use crate::rng::Rng;
@@ -69,8 +72,10 @@ pub(crate) struct World {
     /// Operations that were under way when kilnd died.
     left_behind: BTreeMap<Key, Option<Op>>,
     sequence: u64,
-    pub(crate) specs: Vec<BuildSpec>,
-    keys: BTreeMap<Key, Project>,
+    pub(crate) cast: Cast,
+    /// Of each project and of each that is derived from one.
+    names: Vec<(BuildSpec, Key)>,
+    projects: BTreeMap<Key, Project>,
     pub(crate) host: Host,
     lease_ids: BTreeMap<TokenHash, LeaseId>,
     requests: Request,
@@ -141,10 +146,14 @@ pub(crate) enum Due {
 
 impl Sim {
     pub(crate) fn new(rng: Rng, profile: Profile, history: History) -> Self {
-        let specs: Vec<BuildSpec> = (0..profile.projects)
-            .filter_map(|n| BuildSpec::new(&format!("github.com/org/repo{n}"), "", "", "amd64").ok())
-            .collect();
-        let keys = specs.iter().enumerate().map(|(n, spec)| (Key::of(spec), n)).collect();
+        let cast = Cast { projects: profile.projects };
+        let identify = |n: Project| {
+            let spec = BuildSpec::new(&format!("github.com/org/repo{}", cast.parent(n)), "", "", "amd64").ok()?;
+            let key = cast.key(n, &spec);
+            Some((spec, key))
+        };
+        let names: Vec<(BuildSpec, Key)> = (0..cast.everybody()).filter_map(identify).collect();
+        let projects = names.iter().enumerate().map(|(n, (_, key))| (key.clone(), n)).collect();
         let world = World {
             rng,
             profile,
@@ -162,8 +171,9 @@ impl Sim {
             due: BTreeMap::new(),
             left_behind: BTreeMap::new(),
             sequence: 0,
-            specs,
-            keys,
+            cast,
+            names,
+            projects,
             host: Host::default(),
             lease_ids: BTreeMap::new(),
             requests: 0,
@@ -335,11 +345,15 @@ impl World {
 
     /// A key of the schedule's: there are no others.
     pub(crate) fn project(&self, key: &Key) -> Project {
-        self.keys.get(key).copied().unwrap_or(usize::MAX)
+        self.projects.get(key).copied().unwrap_or(usize::MAX)
     }
 
     pub(crate) fn key(&self, project: Project) -> Key {
-        Key::of(&self.specs[project])
+        self.names[project].1.clone()
+    }
+
+    pub(crate) fn spec(&self, project: Project) -> BuildSpec {
+        self.names[project].0.clone()
     }
 
     pub(crate) fn lease_id(&mut self, token: &TokenHash) -> LeaseId {

@@ -7,7 +7,7 @@ use kiln::host::RuntimeError;
 use kiln::host::volumes::VolumeError;
 use kiln::projects::EffectError;
 use kiln_domain::plan::{Done, Stop};
-use kiln_domain::{Key, ProjectRecord, Settings, Step};
+use kiln_domain::{Key, ProjectRecord, Role, Settings, Step};
 use tokio::time::sleep;
 
 use super::host::{Files, Instance, limits, marks};
@@ -275,7 +275,9 @@ impl World {
             }
             Step::StartInstance if self.apply(op).is_ok() => self.dies(key),
             Step::WriteFiles => drop(self.host.files.remove(key)),
-            Step::StopInstance(_) => drop(self.apply(op)),
+            Step::DestroyVolume => self.free(key, true),
+            // All of it, or nothing: and nobody was told which.
+            Step::StopInstance(_) | Step::Rollback(_) | Step::TakeSnapshot => drop(self.apply(op)),
             _ => {}
         }
     }
@@ -305,8 +307,17 @@ impl World {
             Step::Discard if !self.host.volumes.contains_key(key) => {
                 return Err(VolumeError::Missing { operation: "discard", name: key.to_string() }.into());
             }
-            Step::Discard => self.discard(key),
-            Step::AdoptInstance | Step::AwaitServing | Step::Probe | Step::CountBuilds => {}
+            Step::Discard => self.discard(key, true),
+            Step::DiscardCache => self.discard(key, false),
+            Step::CloneVolume => return Ok(self.clone_volume(record)?),
+            Step::DestroyVolume => self.free(key, false),
+            Step::Rollback(to) => self.roll_back(record, to)?,
+            Step::TakeSnapshot => return Ok(self.take_snapshot(key)?),
+            Step::ListSnapshots => return Ok(Done::Snapshots { all: self.list_snapshots(key)?, taken: false }),
+            Step::DestroySnapshot(name) => self.destroy_snapshot(key, name),
+            // Nothing bounds a volume here.
+            Step::Measure => return Ok(Done::Measured(None)),
+            Step::Resize(_) | Step::AdoptInstance | Step::AwaitServing | Step::Probe | Step::CountBuilds => {}
         }
         Ok(Done::Plain)
     }
@@ -360,11 +371,18 @@ impl World {
                     self.record(Fact::Wrong { invariant: "K1", why });
                     return Err(refused(step, key, "its volume is somebody else's"));
                 }
+                // It is looked at before; what that does not see, the daemon falls over.
+                Some(volume) if volume.contents.damaged && self.rng.chance(500) => {
+                    let what = "a blob of it has changed".to_owned();
+                    return Err(EffectError::Damaged { key: key.clone(), what });
+                }
                 Some(_) => self.start_daemon(key),
             },
         };
         let generation = record.generation.get();
-        self.record(Fact::Numbered { project, generation, incarnation });
+        if key.role() != Role::Trial {
+            self.record(Fact::Numbered { project, generation, incarnation });
+        }
         Ok(Done::Started { incarnation: format!("run-{incarnation}") })
     }
 }

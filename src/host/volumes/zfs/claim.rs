@@ -125,12 +125,12 @@ fn suits(facts: Option<&Facts>, root: &Root, base: &Path) -> Result<(), VolumeEr
 }
 
 /// A dataset that only holds others. One that exists must be ours.
-async fn have_room(zfs: &Zfs, root: &Root, room: &'static str, facts: Option<&Facts>) -> Result<(), VolumeError> {
+async fn have_room(zfs: &Zfs, root: &Root, name: &'static str, facts: Option<&Facts>) -> Result<(), VolumeError> {
     match facts {
-        None => zfs.create(&root.room(room), &room_settings(room)).await.map_err(|e| e.during(OPEN, root.room(room))),
-        Some(facts) if facts.local(ROOM) == Some(room) => Ok(()),
+        None => zfs.create(&root.room(name), &room_settings(name)).await.map_err(|e| e.during(OPEN, root.room(name))),
+        Some(facts) if facts.local(ROOM) == Some(name) => Ok(()),
         Some(_) => {
-            let why = format!("it holds {room:?}, which is not Kiln's (it has no {ROOM} of its own)");
+            let why = format!("it holds {name:?}, which is not Kiln's (it has no {ROOM} of its own)");
             Err(unusable(root, &why, "name another dataset in volumes.dataset"))
         }
     }
@@ -146,7 +146,8 @@ mod tests {
     use super::*;
 
     fn refusal(pairs: &[(&str, &str)]) -> Result<(), String> {
-        let printed: String = pairs.iter().map(|(name, value)| format!("tank/k\t{name}\t{value}\tlocal\n")).collect();
+        let line = |(name, value): &(&str, &str)| format!("tank/k\t{name}\t{value}\tlocal\n");
+        let printed = pairs.iter().map(line).collect::<Vec<_>>().concat();
         let (mut rows, _) = parse(&printed);
         let root = Root::parse("tank/k").expect("a name");
         suits(rows.remove("tank/k").as_ref(), &root, Path::new("/srv/k")).map_err(|e| e.to_string())

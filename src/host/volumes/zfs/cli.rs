@@ -15,7 +15,7 @@ const POOLS: &str = "/proc/spl/kstat/zfs";
 
 #[derive(Debug, Clone)]
 pub(super) struct Zfs {
-    zfs: Program,
+    program: Program,
     zpool: Program,
     pool: String,
     /// So many commands are run before all fail, as they would after a crash.
@@ -37,7 +37,7 @@ impl Zfs {
         const REMEDY: &str = "install zfsutils-linux, or choose the engine btrfs or dir";
         let find = |name| Program::find(name, search, REMEDY);
         Ok(Self {
-            zfs: find("zfs")?,
+            program: find("zfs")?,
             zpool: find("zpool")?,
             pool: pool.to_owned(),
             #[cfg(test)]
@@ -62,7 +62,7 @@ impl Zfs {
 
     /// What `zfs version` prints, also where it cannot tell all.
     pub(super) async fn version(&self) -> Result<String, Fault> {
-        Ok(self.zfs.run_leniently(&["version"], QUICK).await?.stdout)
+        Ok(self.program.run_leniently(&["version"], QUICK).await?.stdout)
     }
 
     /// `None` when it is not imported. A command on a pool that is suspended may hang where no signal reaches it, so this is
@@ -106,7 +106,7 @@ impl Zfs {
     }
 
     async fn zfs(&self, args: &[&str]) -> Result<(), Fault> {
-        self.run(&self.zfs, args).await.map(drop)
+        self.run(&self.program, args).await.map(drop)
     }
 
     /// The properties named, of all datasets or snapshots named that exist.
@@ -115,16 +115,16 @@ impl Zfs {
         let properties = properties.join(",");
         let mut args = vec!["get", "-Hp", "-o", COLUMNS, &properties];
         args.extend(names.iter().map(AsRef::as_ref));
-        let printed = self.zfs.run_leniently(&args, QUICK).await?;
+        let printed = self.program.run_leniently(&args, QUICK).await?;
         // It goes on after a name that does not exist.
         let other = printed.stderr.lines().find(|line| !line.contains("does not exist"));
         if let Some(said) = other.filter(|_| !printed.complete) {
-            return Err(Fault::from_said(said, || self.zfs.line(&args)));
+            return Err(Fault::from_said(said, || self.program.line(&args)));
         }
         let (rows, odd) = parse(&printed.stdout);
         if odd > 0 {
             let said = format!("{odd} lines that cannot be understood: {:?}", printed.stdout);
-            return Err(Fault::Failed(Failure::Command { command: self.zfs.line(&args), said }));
+            return Err(Fault::Failed(Failure::Command { command: self.program.line(&args), said }));
         }
         Ok(rows)
     }
@@ -142,7 +142,7 @@ impl Zfs {
         };
         let (properties, depth) = (properties.join(","), depth.to_string());
         let args = ["get", "-Hp", "-d", &depth, "-t", kinds, "-o", COLUMNS, &properties, dataset];
-        let (rows, odd) = parse(&self.run(&self.zfs, &args).await?);
+        let (rows, odd) = parse(&self.run(&self.program, &args).await?);
         if odd > 0 {
             tracing::warn!(dataset, odd, "lines of `zfs get` cannot be understood");
         }
@@ -207,7 +207,7 @@ impl Zfs {
 
     /// The tags of what others hold a snapshot by.
     pub(super) async fn holds(&self, snapshot: &str) -> Result<Vec<String>, Fault> {
-        let printed = self.run(&self.zfs, &["holds", "-H", snapshot]).await?;
+        let printed = self.run(&self.program, &["holds", "-H", snapshot]).await?;
         Ok(printed.lines().filter_map(|line| line.split('\t').nth(1)).map(str::to_owned).collect())
     }
 }

@@ -35,7 +35,8 @@ impl ZfsEngine {
         // It may hold more than its volume may by now, and ZFS gives nothing a size below what it holds.
         let size = parent.size().map(|size| if size > holds { size } else { at_least(holds) });
         let from = snapshot_of(&self.root.live(source), snapshot);
-        self.clone_from(OPERATION, &from, target, properties, size, origin).await
+        let birth = Birth { key: target, properties, size, origin: Some(origin), last_snapshot: 0 };
+        self.clone_from(OPERATION, &from, &birth).await
     }
 
     pub(super) async fn fork_of(
@@ -65,7 +66,8 @@ impl ZfsEngine {
                 Err(fault) => return Err(fault.during(OPERATION, source)),
             }
         }
-        let made = self.clone_from(OPERATION, &seed, target, properties, parent.size(), origin).await;
+        let birth = Birth { key: target, properties, size: parent.size(), origin: Some(origin), last_snapshot: 0 };
+        let made = self.clone_from(OPERATION, &seed, &birth).await;
         if let Some((_, name)) = seed.split_once('@') {
             let (verbs, name) = (self.verbs.clone(), name.to_owned());
             // Nobody has to wait for that: it costs a transaction of its own, and what is cut off here is done at the next start.
@@ -85,20 +87,17 @@ impl ZfsEngine {
         &self,
         operation: &'static str,
         snapshot: &str,
-        target: &Key,
-        properties: &Properties,
-        size: Option<u64>,
-        origin: String,
+        birth: &Birth<'_>,
     ) -> Result<Volume, VolumeError> {
-        let birth = Birth { key: target, properties, size, origin: Some(origin), last_snapshot: 0 };
-        let settings = settings(&self.base, &birth).map_err(|e| io(operation, &self.base, e))?;
+        let target = birth.key;
+        let settings = settings(&self.base, birth).map_err(|e| io(operation, &self.base, e))?;
         let cloned = self.verbs.clone_snapshot(snapshot, &self.root.live(target), &settings).await;
         cloned.map_err(|e| e.during(operation, target))?;
         self.mounted(operation, target).await?;
         Ok(Volume {
             key: target.clone(),
             path: cache_path(&self.base, target),
-            properties: with_key(target, properties),
+            properties: with_key(target, birth.properties),
         })
     }
 }

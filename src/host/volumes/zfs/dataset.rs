@@ -220,8 +220,8 @@ mod tests {
     }
 
     fn facts(rows: &[(&str, &str, &str)]) -> Facts {
-        let printed: String =
-            rows.iter().map(|(name, value, source)| format!("t/x\t{name}\t{value}\t{source}\n")).collect();
+        let line = |(name, value, source): &(&str, &str, &str)| format!("t/x\t{name}\t{value}\t{source}\n");
+        let printed = rows.iter().map(line).collect::<Vec<_>>().concat();
         parse(&printed).0.remove("t/x").expect("a row")
     }
 

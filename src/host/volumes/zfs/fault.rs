@@ -113,7 +113,8 @@ mod tests {
 
     #[test]
     fn what_zfs_says_becomes_a_typed_error() {
-        let all: &[(&str, fn(&Fault) -> bool)] = &[
+        type Is = fn(&Fault) -> bool;
+        let all: &[(&str, Is)] = &[
             ("cannot open 'tank/x': dataset does not exist", |f| matches!(f, Fault::Absent)),
             ("could not find any snapshots to destroy; check snapshot names.", |f| matches!(f, Fault::Absent)),
             ("cannot create 'tank/x': dataset already exists", |f| matches!(f, Fault::Exists)),

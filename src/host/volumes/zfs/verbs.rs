@@ -1,4 +1,4 @@
-//! The verbs that have two ways into ZFS: the `zfs` command always, libzfs_core where this was built with it.
+//! The verbs that have two ways into ZFS: the `zfs` command always, `libzfs_core` where this was built with it.
 
 use async_trait::async_trait;
 

@@ -58,6 +58,16 @@ fn what_is_too_much_goes() {
 }
 
 #[test]
+fn what_nobody_would_go_back_to_makes_room() {
+    let thin = |snapshots| Case { thin: true, snapshots, ..Case::new(InstanceSeen::STOPPED) };
+    assert_eq!(thin(None).step(), Some(Step::ListSnapshots));
+    let three = vec![snapshot(1, Verdict::Good), snapshot(2, Verdict::Unchecked), snapshot(3, Verdict::Unchecked)];
+    assert_eq!(thin(Some(three.clone())).step(), Some(Step::DestroySnapshot(SnapshotName::new(2))));
+    assert_eq!(thin(Some(vec![three[0], three[2]])).step(), None);
+    assert_eq!(Case { thin: false, ..thin(Some(three)) }.step(), None);
+}
+
+#[test]
 fn a_cache_that_no_daemon_opens_goes_back_once() {
     let damaged =
         |snapshots| Case { damage: Some("invalid database"), snapshots, ..Case::waiting(InstanceSeen::STOPPED) };
@@ -75,6 +85,9 @@ fn a_cache_that_no_daemon_opens_goes_back_once() {
     assert_eq!(case.step(), Some(Step::Rollback(SnapshotName::new(2))), "another time is another damage");
     let nothing = damaged(Some(vec![snapshot(3, Verdict::Unchecked)])).plan();
     assert!(matches!(nothing.reason, Reason::Damaged { tried: false, .. }), "{:?}", nothing.reason);
+    let mut gone = damaged(Some(Vec::new()));
+    gone.observed.volume = VolumeSeen::Absent;
+    assert_eq!(gone.step(), Some(Step::CreateVolume), "what was damaged is not there any more");
 }
 
 #[test]

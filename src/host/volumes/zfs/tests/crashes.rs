@@ -60,7 +60,7 @@ async fn zfs_rollback_is_done_or_not_done_wherever_it_is_cut() {
             other => panic!("it holds {other:?}"),
         }
         assert_eq!(engine.usage(key).await.expect("measured").size, Some(64 << 20));
-        assert_eq!(engine.list().await.expect("listed"), [volume.clone()]);
+        assert_eq!(engine.list().await.expect("listed"), std::slice::from_ref(&volume));
         if text == "four" {
             engine.rollback(key, second).await.expect("rolled back after all");
             assert_eq!(read(&volume, "file").as_deref(), Some("two"));
@@ -115,12 +115,11 @@ async fn zfs_discard_and_restore_are_whole_wherever_they_are_cut() {
         engine.restore(&trashed).await.map(drop)
     };
     let whole = async |engine: &ZfsEngine, key: &Key, _done: bool| {
-        let volume = match engine.get(key).await.expect("looked") {
-            Some(volume) => volume,
-            None => {
-                let [trashed] = &engine.trash().await.expect("trash")[..] else { panic!("it is nowhere") };
-                engine.restore(&trashed.name).await.expect("restored")
-            }
+        let volume = if let Some(volume) = engine.get(key).await.expect("looked") {
+            volume
+        } else {
+            let [trashed] = &engine.trash().await.expect("trash")[..] else { panic!("it is nowhere") };
+            engine.restore(&trashed.name).await.expect("restored")
         };
         assert_eq!(read(&volume, "file").as_deref(), Some("four"));
         assert_eq!(names(engine, key).await.len(), 3);
