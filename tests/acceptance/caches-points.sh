@@ -6,8 +6,6 @@
 
 # === What the points look at
 
-only_incus() { [[ $runtime == incus ]]; }
-
 # caches_config POLICY [MORE]: with lines of the policy, and sections. -> $home/kiln.toml
 caches_config() {
     kilnd_config "$home/kiln.toml" "$runtime" "[policy]
@@ -50,6 +48,19 @@ built() {
 }
 
 rests() { await 10 is_quiet "$1" && kiln stop "$1" >/dev/null; }
+
+# writes NAME REPO MIB: a build with one step, which leaves so much in the cache. -> as of hello
+writes() {
+    local client=$home/client-$1 context=$home/context-$1
+    hello_status=0 hello_log=$home/logs/$1
+    mkdir -p "$client" "$context"
+    cp "$PLACE/busybox/busybox" "$context/"
+    printf '%s\n' 'FROM scratch' 'COPY busybox /bin/busybox' \
+        "RUN [\"/bin/busybox\", \"dd\", \"if=/dev/urandom\", \"of=/written\", \"bs=1M\", \"count=$3\"]" >"$context/Dockerfile"
+    HOME=$client KILN_BUILDX=$BUILDKIT_BIN/buildx kiln build --repo "$2" --progress=plain "$context" </dev/null >"$hello_log" 2>&1 ||
+        hello_status=$?
+    count_steps "$hello_log"
+}
 
 # refused_with WORD WORD...: the command fails, and says the word. Its words are in $home/refused.
 refused_with() {
@@ -167,15 +178,15 @@ point_refused() {
     caches_config ''
     kilnd_start "$home/kiln.toml"
     key=$(kiln key --repo "$repo") other=$(kiln key --repo "$repo-other")
-    hello mine "$repo"
-    hello theirs "$repo-other"
+    writes mine "$repo" 1
+    writes theirs "$repo-other" 1
     for theirs in "$key" "$other"; do
         rests "$theirs"
         kiln cache snapshot "$theirs" >/dev/null
     done
     mine=$(newest "$key")
     # One more of the other's: of that name this one has none.
-    hello theirs-2 "$repo-other" --build-arg ROUND=second
+    writes theirs-2 "$repo-other" 2
     rests "$other"
     theirs=$(kiln cache snapshot "$other" --json | jq -r .name)
     check "a rollback to no snapshot" refused_with 'has no snapshot' kiln cache rollback "$key" @kiln-999999
@@ -197,7 +208,7 @@ point_refused() {
         return 0
     fi
     # One whose project has no cache: its first build is no reason to refuse it.
-    KILN_UNTRUSTED=1 KILN_PULL_REQUEST=1 hello orphan "$repo-unknown"
+    KILN_UNTRUSTED=1 KILN_PULL_REQUEST=1 writes orphan "$repo-unknown" 1
     same "a fork without a parent builds" 0 "$hello_status"
     same "from nothing" 0 "$hello_cached"
     check "and its project has no cache for it" test ! -e "$(cache_of "$(kiln key --repo "$repo-unknown")")"
@@ -206,7 +217,7 @@ point_refused() {
     answer=$(kiln key --repo "$repo-foreign")
     mkdir -p "$(cache_of "$answer")"
     echo precious >"$(cache_of "$answer")/file"
-    hello foreign "$repo-foreign"
+    writes foreign "$repo-foreign" 1
     check "a volume that is not ours is refused" test "$hello_status" -ne 0
     same "and not touched" precious "$(cat "$(cache_of "$answer")/file")"
     tail -n 3 "$hello_log" | sed 's/^/    /'
@@ -224,7 +235,6 @@ curl_route() {
 
 # A disk of its own, small. What fills it is a file beside the caches.
 point_full() {
-    only_incus || return 0
     if [[ -n ${KILN_DATASET:-} ]]; then
         skip "a pool that is nearly full: a file in the way fills a btrfs, not a pool"
         return 0
@@ -249,8 +259,8 @@ keep_newer = "1s"'
     kilnd_start "$home/kiln.toml"
     for name in thrown leased hot old middle new; do
         keys[$name]=$(kiln key --repo "$repo-$name")
-        heavy "$name" "$repo-$name"
-        same "a build of $name" 0 "$heavy_status"
+        writes "$name" "$repo-$name" 120
+        same "a build of $name" 0 "$hello_status"
         case $name in
             hot) kiln set "${keys[hot]}" --tier hot >/dev/null ;;
             leased) ;;
@@ -282,7 +292,7 @@ keep_newer = "1s"'
     wait "$own_build_pid" || status=$?
     same "the build that was under way ends well" 0 "$status"
     completes "${keys[leased]}" "$leased"
-    hello again "$repo-old"
+    writes again "$repo-old" 1
     same "a build of what was evicted" 0 "$hello_status"
     check "a size below the least is refused" refused_with volume kiln set "${keys[new]}" --volume 1MiB
 }
@@ -308,15 +318,4 @@ order_of_going() {
         done
         [[ -z $name ]] || echo "$name"
     done | uniq | tr '\n' ' ' | sed 's/ $//'
-}
-
-# heavy NAME REPO: a build that leaves 120 MB. -> heavy_status
-heavy() {
-    heavy_status=0
-    mkdir -p "$home/context-$1" "$home/client-$1"
-    cp "$PLACE/busybox/busybox" "$home/context-$1/"
-    printf '%s\n' 'FROM scratch' 'COPY busybox /bin/busybox' \
-        'RUN ["/bin/busybox", "dd", "if=/dev/urandom", "of=/heavy", "bs=1M", "count=120"]' >"$home/context-$1/Dockerfile"
-    HOME=$home/client-$1 KILN_BUILDX=$BUILDKIT_BIN/buildx kiln build --repo "$2" --progress=plain "$home/context-$1" \
-        </dev/null >"$home/logs/heavy-$1" 2>&1 || { heavy_status=$?; tail -n 10 "$home/logs/heavy-$1"; }
 }

@@ -36,7 +36,6 @@ median() { sort -n | awk '{ v[NR] = $1 } END { if (NR) print (NR % 2) ? v[(NR + 
 # === fork
 
 point_fork() {
-    only_incus || return 0
     local repo=example.com/caches/fork key rounds=9 round call status=0 route
     [[ -z $short ]] || rounds=3
     caches_config ''
@@ -46,7 +45,7 @@ point_fork() {
     routed "$repo" --credential "$home/credential"
     # What Kiln does for the past of the parent is done by then.
     check "its first snapshot is good" await 60 has_good "$key"
-    own_build "$key" $((rounds * 4 + 8)) '/bin/busybox sleep 0.3; echo x >>/written'
+    own_build "$key" $((rounds * 6 + 10)) '/bin/busybox sleep 0.3; echo x >>/written'
 
     : >"$home/bare" && : >"$home/forked"
     printf '\0\0\0\0\0' >"$home/nothing"
@@ -154,7 +153,6 @@ lists_workers() {
 # === pulls
 
 point_pulls() {
-    only_incus || return 0
     local repo=example.com/caches/pulls key in_turn=50 at_once=8 number said pids=() slow
     if [[ -n $short ]]; then in_turn=6 at_once=4; fi
     caches_config 'fork_idle_window = "1s"'
@@ -232,13 +230,12 @@ inventory() {
 # === spread
 
 point_spread() {
-    only_incus || return 0
     local repo=example.com/caches/spread key number took
     caches_config 'fork_idle_window = "1s"
 idle_window = "5s"
 idle_longest = "5s"' "$(if knows fan_out; then printf '[fan_out]\nbuilds = 4\nmembers = 2\n'; fi)"
     kilnd_start "$home/kiln.toml"
-    hello first "$repo"
+    writes first "$repo" 1
     key=$(kiln key --repo "$repo")
     kiln set "$key" --tier hot >/dev/null
 

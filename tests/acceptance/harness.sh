@@ -4,8 +4,9 @@
 # this file after scripts/lib/kilnd.sh, then call `acceptance "$@"`.
 #
 # Set before: PREFIX, of the run's directory; PER_RUNTIME and ONCE, the names of the points; NOT_SHORT, those of ONCE that
-# the short run leaves out; PACKAGES that the points need beside the usual ones. A point is a function `point_NAME`; what it
-# leaves beside processes is for `end_NAME`, where there is one.
+# the short run leaves out; ON_INCUS, those of PER_RUNTIME that runtime `process` does not have; PACKAGES that the points need
+# beside the usual ones. A point is a function `point_NAME`; what it leaves beside processes is for `end_NAME`, where there is
+# one.
 #
 #   ok TEXT, not_ok TEXT             a result
 #   check TEXT WORD...               the command succeeds
@@ -69,6 +70,7 @@ acceptance() {
     [[ ${#points[@]} -gt 0 ]] || points=("${PER_RUNTIME[@]}" "${ONCE[@]}")
     for runtime in "${runtimes[@]}"; do
         for point in "${PER_RUNTIME[@]}"; do
+            [[ $runtime == incus || " ${ON_INCUS[*]:-} " != *" $point "* ]] || continue
             if [[ " ${points[*]} " == *" $point "* ]]; then run_point "$point" "$runtime"; fi
         done
     done
@@ -79,7 +81,7 @@ acceptance() {
     tell
 }
 
-skip() { echo "skipped: $1" | tee /dev/stderr; }
+skip() { echo "skipped: $1"; }
 
 # One point in a shell of its own, with a kilnd of its own: one that gives up must not end the others, and as a process
 # group it can be ended whole.

@@ -130,7 +130,6 @@ as_it_should() {
 # === walls
 
 point_walls() {
-    only_incus || return 0
     local repo=example.com/caches/walls key neighbour fork pid inside
     # The gateway where a fork could reach it if it were let.
     caches_config '' "[network]
@@ -138,7 +137,7 @@ mirrors = [\"$THERE:5000\", \"$HERE:5001\"]"
     sed -i "/^\[gateway\]/,/^\[/s/127.0.0.1/$HERE/" "$home/kiln.toml"
     world_up
     kilnd_start "$home/kiln.toml"
-    hello first "$repo"
+    writes first "$repo" 1
     same "a first build of the project" 0 "$hello_status"
     key=$(kiln key --repo "$repo")
     neighbour=$(project "$key" address)
