@@ -14,6 +14,9 @@
 #   is_quiet KEY                     nobody is connected to it
 #   await SECONDS WORD...            waits until the command succeeds; fails at the deadline
 #
+# KILN_INCUS is the directory of an Incus that is there already and has a pool `kiln`, in place of a private one; KILN_DATASET a
+# dataset of ZFS below which caches lie, in place of a btrfs.
+#
 # Set before: KILN_RANGE, the middle number of the daemons' addresses (127.RANGE.0.0/16, 10.RANGE.0.0/16), and
 # KILN_TABLE, the nftables table.
 
@@ -42,18 +45,25 @@ find_busybox() {
 
 private_incus() {
     local init
-    incus_install
-    need_packages btrfs-progs debootstrap nftables
     echo "$KILN_TABLE" >"$PLACE/nft-table"
-    incus_up "$PLACE/incus"
-    mkdir -p "$PLACE/btrfs"
-    truncate -s 8G "$PLACE/btrfs.img"
-    mkfs.btrfs -q "$PLACE/btrfs.img" >/dev/null
-    mount -o loop "$PLACE/btrfs.img" "$PLACE/btrfs"
+    if [[ -z ${KILN_INCUS:-} ]]; then
+        incus_install
+        need_packages debootstrap nftables
+        incus_up "$PLACE/incus"
+    fi
+    if [[ -z ${KILN_DATASET:-} ]]; then
+        need_packages btrfs-progs
+        mkdir -p "$PLACE/btrfs"
+        truncate -s 8G "$PLACE/btrfs.img"
+        mkfs.btrfs -q "$PLACE/btrfs.img" >/dev/null
+        mount -o loop "$PLACE/btrfs.img" "$PLACE/btrfs"
+    fi
     init=$(build_init)
     "$KILN_BIN/kiln" image build --buildkitd "$BUILDKIT_BIN/buildkitd" --init "$init" \
-        --incus-socket "$PLACE/incus/unix.socket" --cache "$(kiln_cache)/image" >&2
+        --incus-socket "$(incus_directory)/unix.socket" --cache "$(kiln_cache)/image" >&2
 }
+
+incus_directory() { echo "${KILN_INCUS:-$PLACE/incus}"; }
 
 # A port nobody listens on now. Below the range that the kernel gives to clients.
 free_port() {
@@ -66,10 +76,14 @@ free_port() {
 }
 
 kilnd_config() {
-    local file=$1 runtime=$2 more=${3:-} home engine=dir volumes addresses=127.$KILN_RANGE.0.0/16
+    local file=$1 runtime=$2 more=${3:-} home engine=dir dataset='' volumes addresses=127.$KILN_RANGE.0.0/16
     home=$(dirname -- "$file")
     volumes=$home/volumes
     [[ $runtime == process ]] || engine=btrfs volumes=$PLACE/btrfs/${home##*/} addresses=10.$KILN_RANGE.0.0/16
+    if [[ $runtime != process && -n ${KILN_DATASET:-} ]]; then
+        engine=zfs dataset=$KILN_DATASET/${home##*/} volumes=$PLACE/zfs/${home##*/}
+        zfs list "$dataset" >/dev/null 2>&1 || zfs create -p -o "mountpoint=$volumes" "$dataset"
+    fi
     mkdir -p "$home/run" "$home/logs" "$volumes"
     [[ -d $home/state ]] || mkdir -m 0700 "$home/state"
     cat >"$file" <<TOML
@@ -87,7 +101,7 @@ kind = "$runtime"
 addresses = "$addresses"
 
 [runtime.incus]
-socket = "$PLACE/incus/unix.socket"
+socket = "$(incus_directory)/unix.socket"
 pool = "kiln"
 table = "$KILN_TABLE"
 
@@ -95,6 +109,7 @@ table = "$KILN_TABLE"
 engine = "$engine"
 path = "$volumes"
 size = "4GiB"
+${dataset:+dataset = "$dataset"}
 
 [buildkit]
 buildkitd = "$BUILDKIT_BIN/buildkitd"
@@ -164,6 +179,6 @@ hello() {
 
 # A step of the Dockerfile is announced as `#7 [build 2/4] RUN …`; found in the cache it says `#7 CACHED`.
 count_steps() {
-    hello_steps=$(grep -oE '^#[0-9]+ \[([^]]* )?[0-9]+/[0-9]+\] ' "$1" | cut -d' ' -f1 | sort -u | wc -l)
+    hello_steps=$(grep -oE '^#[0-9]+ \[([^]]* )?[0-9]+/[0-9]+\] ' "$1" | cut -d' ' -f1 | sort -u | wc -l || true)
     hello_cached=$(grep -cE '^#[0-9]+ CACHED$' "$1" || true)
 }

@@ -136,14 +136,23 @@ fn du_rows(usage: &DiskUsage, now: Timestamp) -> Vec<[String; 7]> {
     rows
 }
 
+const ORPHAN: &str = "of no project: `kiln orphans`";
+
 fn du_row(cache: &CacheEntry, now: Timestamp) -> [String; 7] {
     let part = |part: fn(&UsageView) -> Option<u64>| size_or_dash(cache.usage.as_ref().and_then(part));
     let unique = match &cache.usage {
         Some(usage) => human_size(usage.used),
         None => "?".to_owned(),
     };
-    let repo = cache.repo.clone().unwrap_or_else(|| "of no project: `kiln orphans`".to_owned());
     let kin = kin_of(&cache.key, &cache.role, cache.pull_request.as_deref());
+    let whose = match (&cache.repo, cache.role.as_str(), kin) {
+        (Some(repo), _, None) => repo.clone(),
+        (Some(repo), _, Some(kin)) => format!("{repo}, {kin}"),
+        // It is nobody's, and goes by itself.
+        (None, "trial", _) => "a snapshot that is tried out".to_owned(),
+        (None, _, None) => ORPHAN.to_owned(),
+        (None, _, Some(kin)) => format!("{ORPHAN}, {kin}"),
+    };
     [
         cache.key.clone(),
         unique,
@@ -151,7 +160,7 @@ fn du_row(cache: &CacheEntry, now: Timestamp) -> [String; 7] {
         part(|usage| usage.snapshots),
         part(|usage| usage.size),
         cache.last_activity.as_deref().map_or_else(|| "-".to_owned(), |at| age(at, now)),
-        kin.map_or_else(|| repo.clone(), |kin| format!("{repo}, {kin}")),
+        whose,
     ]
 }
 
@@ -226,6 +235,7 @@ mod tests {
                 ..cache("f0123456789abcdefp7a75aa3600abef39", "pull-request", Some(usage(4096, None)))
             },
             CacheEntry { repo: None, last_activity: None, ..cache("c1p7a75aa3600abef39", "member", None) },
+            CacheEntry { repo: None, last_activity: None, ..cache("tp7a75aa3600abef39", "trial", None) },
         ];
         let sums = Sums::of(&caches);
         let now = Timestamp::from_millis(1_795_910_400_000 + 7_200_000);
@@ -241,6 +251,7 @@ mod tests {
                 "p7a75aa3600abef39|12.0 GiB|3.00 MiB|        -|20.0 GiB|2 h ago|github.com/org/repo",
                 "f0123456789abcdefp7a75aa3600abef39|4.00 KiB|       -|        -|20.0 GiB|2 h ago|github.com/org/repo, pull request 12",
                 "c1p7a75aa3600abef39|       ?|       -|        -|       -|-|of no project: `kiln orphans`, member 1",
+                "tp7a75aa3600abef39|       ?|       -|        -|       -|-|a snapshot that is tried out",
                 "all|12.0 GiB|3.00 MiB|        -|        ",
             ]
         );

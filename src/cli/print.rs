@@ -50,9 +50,10 @@ pub(super) fn json_line<T: Serialize>(value: &T) -> Result<(), CliError> {
 
 /// `name  value` lines; those without a value are left out.
 pub(super) fn fields(fields: &[(&str, String)]) -> Result<(), CliError> {
-    let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let shown = || fields.iter().filter(|(_, value)| !value.is_empty());
+    let width = shown().map(|(name, _)| name.len()).max().unwrap_or(0);
     let mut text = String::new();
-    for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
+    for (name, value) in shown() {
         let _ = writeln!(text, "{name:width$}  {}", plain(value).replace('\n', &format!("\n{:width$}  ", "")));
     }
     out(&text)

@@ -120,7 +120,7 @@ fn row(project: &ProjectView, now: Timestamp) -> [String; 8] {
 pub(super) fn in_families(projects: &[ProjectView]) -> Vec<&ProjectView> {
     let family = |one: &'_ ProjectView| one.project.clone().unwrap_or_else(|| one.key.clone());
     let mut sorted: Vec<&ProjectView> = projects.iter().collect();
-    sorted.sort_by_cached_key(|one| (family(one), one.project.is_some(), one.key.len(), one.key.clone()));
+    sorted.sort_by_cached_key(|one| (family(one), one.key.len(), one.key.clone()));
     sorted
 }
 

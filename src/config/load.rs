@@ -199,6 +199,7 @@ impl Config {
             }
             _ => {}
         }
+        self.check_caches()?;
         if self.volumes.size < MIN_VOLUME {
             return value("volumes.size", &self.volumes.size, "a cache below 1GiB is of no use");
         }

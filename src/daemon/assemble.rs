@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use kiln_domain::Policy;
 use kiln_domain::admission::AdmissionPolicy;
-use kiln_domain::cache::fanout::FanOutPolicy;
 use kiln_domain::health::HealthPolicy;
 use kiln_domain::idle::IdlePolicy;
 use kiln_domain::lease::LeasePolicy;

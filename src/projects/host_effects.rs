@@ -489,7 +489,11 @@ impl Effects for HostEffects {
     }
 
     async fn snapshots(&self, key: &Key) -> Result<Vec<Snapshot>, EffectError> {
-        Ok(self.parts.volumes.snapshots(key).await?)
+        match self.parts.volumes.snapshots(key).await {
+            // A cache that is not there has no past.
+            Err(VolumeError::Missing { .. }) => Ok(Vec::new()),
+            snapshots => Ok(snapshots?),
+        }
     }
 
     async fn try_out(

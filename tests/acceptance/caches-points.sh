@@ -19,7 +19,11 @@ ${2:-}"
 at=''
 
 volumes_root() {
-    if [[ -n $at ]]; then echo "$at"; elif [[ $runtime == incus ]]; then echo "$PLACE/btrfs/${home##*/}"; else echo "$home/volumes"; fi
+    if [[ -n $at ]]; then echo "$at"
+    elif [[ $runtime == process ]]; then echo "$home/volumes"
+    elif [[ -n ${KILN_DATASET:-} ]]; then echo "$PLACE/zfs/${home##*/}"
+    else echo "$PLACE/btrfs/${home##*/}"
+    fi
 }
 
 cache_of() { echo "$(volumes_root)/live/$1/cache"; }
@@ -63,18 +67,21 @@ point_history() {
     kilnd_start "$home/kiln.toml"
     key=$(kiln key --repo "$repo")
     built one "$repo" one
-    await 10 is_quiet "$key"
+    # A daemon that runs may always write.
+    rests "$key"
     check "kiln cache snapshot" kiln cache snapshot "$key"
     first=$(newest "$key")
     check "kiln cache log has it" grep -qF -- "$first" <<<"$(kiln cache log "$key")"
     check "it is found to be good" await 90 is_good "$key" "$first"
-    same "nothing was written since, and none is taken" "$first" "$(kiln cache snapshot "$key" --json | jq -r .name)"
+    # Plain directories cannot tell.
+    [[ $runtime == process ]] ||
+        same "nothing was written since, and none is taken" "$first" "$(kiln cache snapshot "$key" --json | jq -r .name)"
     built two "$repo" two
     same "the cache remembers both builds" 'one two' "$(rounds two)"
-    await 10 is_quiet "$key"
+    rests "$key"
     second=$(kiln cache snapshot "$key" --json | jq -r .name)
     check "a second snapshot is another" test "$second" != "$first"
-    check "kiln cache usage measures" test "$(kiln cache usage "$key" --json | jq .used)" -gt 0
+    check "kiln cache usage measures" test "$(kiln cache usage "$key" --json | jq '.used + .shared')" -gt 1000000
     kiln cache usage "$key" | sed 's/^/    /'
     kiln du | sed 's/^/    /'
     check "kiln du lists it" grep -qF -- "$key" <<<"$(kiln du)"
@@ -99,7 +106,7 @@ point_history() {
     check "kiln trash restore gives back what was replaced first" kiln trash restore "$kept"
     built back "$repo" five
     same "with all it had" 'one two five' "$(rounds back)"
-    same "and its snapshots" "$first $second" "$(verdicts "$key" | cut -d' ' -f1 | tr '\n' ' ' | sed 's/ $//')"
+    check "and the snapshots that were newer" grep -q "^$second " <<<"$(verdicts "$key")"
 }
 
 # === damage
@@ -112,11 +119,10 @@ point_damage() {
         repo=example.com/caches/damage-$what key=$(kiln key --repo "example.com/caches/damage-$what")
         hello "first-$what" "$repo"
         same "$what: a first build" 0 "$hello_status"
-        await 10 is_quiet "$key"
+        rests "$key"
         kiln cache snapshot "$key" >/dev/null
         good=$(newest "$key")
         check "$what: its snapshot is good" await 90 is_good "$key" "$good"
-        rests "$key"
         "damage_$what" "$(cache_of "$key")" || { not_ok "$what: there is something to damage"; continue; }
         hello "second-$what" "$repo"
         same "$what: the next build" 0 "$hello_status"
@@ -164,19 +170,19 @@ point_refused() {
     hello mine "$repo"
     hello theirs "$repo-other"
     for theirs in "$key" "$other"; do
-        await 10 is_quiet "$theirs"
+        rests "$theirs"
         kiln cache snapshot "$theirs" >/dev/null
     done
     mine=$(newest "$key")
     # One more of the other's: of that name this one has none.
     hello theirs-2 "$repo-other" --build-arg ROUND=second
-    await 10 is_quiet "$other"
+    rests "$other"
     theirs=$(kiln cache snapshot "$other" --json | jq -r .name)
     check "a rollback to no snapshot" refused_with 'has no snapshot' kiln cache rollback "$key" @kiln-999999
     check "it says which there are" grep -qF -- "$mine" "$home/refused"
     check "a rollback to another project's" refused_with 'has no snapshot' kiln cache rollback "$key" "@$theirs"
     check "a rollback to what is no name" refused_with . kiln cache rollback "$key" @../../etc
-    check "a rollback of a project that is none" refused_with . kiln cache rollback p000000000000dead "@$mine"
+    check "a rollback of a project that is none" refused_with p000000000000dead kiln cache rollback p000000000000dead "@$mine"
     same "nothing of it went to the trash" '' "$(trash_of "$key")"
 
     routed "$repo"
@@ -187,7 +193,7 @@ point_refused() {
     check "a pull request of a trusted build" refused_with untrusted curl_route "{\"repo\":\"$repo\",\"arch\":\"amd64\",\"pullRequest\":\"7\"}"
     if [[ $runtime == process ]]; then
         check "an untrusted build where nothing keeps it apart" refused_with 403 curl_route "{\"repo\":\"$repo\",\"arch\":\"amd64\",\"untrusted\":true,\"pullRequest\":\"7\"}"
-        cat "$home/refused" | sed 's/^/    /'
+        sed 's/^/    /' "$home/refused"
         return 0
     fi
     # One whose project has no cache: its first build is no reason to refuse it.
@@ -219,6 +225,10 @@ curl_route() {
 # A disk of its own, small. What fills it is a file beside the caches.
 point_full() {
     only_incus || return 0
+    if [[ -n ${KILN_DATASET:-} ]]; then
+        skip "a pool that is nearly full: a file in the way fills a btrfs, not a pool"
+        return 0
+    fi
     if ! knows eviction; then
         skip "storage that is nearly full: this kilnd evicts nothing"
         return 0

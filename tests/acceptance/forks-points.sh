@@ -96,7 +96,8 @@ bare_fork() {
     local instance=bare-$1 address=10.$KILN_RANGE.250.$((10 + $1)) like fork name files cache operation started part answer=$2
     fork=$(answer "$answer" .key)
     like=$(incus_of_place list --project kiln --columns n --format csv | grep -F -- "$fork")
-    files=$home/$instance-files cache=$(dirname -- "$(cache_of "$fork")")/$instance
+    files=$home/$instance-files cache=$(dirname -- "$(volumes_root)")/$instance
+    [[ -z ${KILN_DATASET:-} ]] || cache+=/cache
     cp -a "$home/state/daemons/$fork" "$files"
     sed -i -E "s,tcp://[0-9.]+:,tcp://$address:,g" "$files/buildkitd.toml"
     bare_api "http://incus/1.0/instances/$like?project=kiln" >"$home/$instance.like"
@@ -110,7 +111,7 @@ bare_fork() {
     mkdir -p "$home/credential-$answer"
     for part in ca cert key; do jq -r ".credential.$part" "$home/answers/$answer" >"$home/credential-$answer/$part.pem"; done
     started=$(now_ms)
-    btrfs -q subvolume snapshot "$(cache_of "$key")" "$cache"
+    bare_copy "$instance" "$(cache_of "$key")" "$cache"
     operation=$(bare_api "http://incus/1.0/instances?project=kiln" --data "@$home/$instance.json" | sed -E 's/.*"operation":"([^"]*)".*/\1/')
     bare_api "http://incus$operation/wait" >"$home/$instance.made"
     operation=$(bare_api --request PUT "http://incus/1.0/instances/$instance/state?project=kiln" --data '{"action":"start"}' |
@@ -122,7 +123,24 @@ bare_fork() {
     done
     echo $(($(now_ms) - started))
     incus_of_place delete --force --project kiln "$instance" >&2
-    btrfs -q subvolume delete "$cache" >&2
+    bare_copy_remove "$instance" "$cache" >&2
+}
+
+# bare_copy NAME FROM TO
+bare_copy() {
+    local set
+    if [[ -z ${KILN_DATASET:-} ]]; then btrfs -q subvolume snapshot "$2" "$3"; return; fi
+    set=$KILN_DATASET/${home##*/}
+    zfs snapshot "$set/live/$key@$1"
+    zfs clone -o "mountpoint=$(dirname -- "$3")" "$set/live/$key@$1" "$set/$1"
+}
+
+bare_copy_remove() {
+    local set
+    if [[ -z ${KILN_DATASET:-} ]]; then btrfs -q subvolume delete "$2"; return; fi
+    set=$KILN_DATASET/${home##*/}
+    zfs destroy "$set/$1"
+    zfs destroy "$set/live/$key@$1"
 }
 
 # lists_workers ADDRESS ANSWER NAME: the daemon at the address answers the call, with the answer's credential.
@@ -194,8 +212,13 @@ inventory() {
     {
         incus_of_place list --project kiln --columns n --format csv | sed 's/^/instance /'
         find "$volumes/live" -mindepth 1 -maxdepth 1 -printf 'volume %f\n'
-        find "$volumes/live" -mindepth 3 -maxdepth 3 -path '*/snapshots/*' -printf 'snapshot %P\n'
-        find "$volumes/trash" -mindepth 1 -maxdepth 1 -printf 'trash %f\n'
+        if [[ -n ${KILN_DATASET:-} ]]; then
+            zfs list -H -r -t snapshot -o name "$KILN_DATASET/${home##*/}" | sed 's/^/snapshot /'
+            zfs list -H -r -o name "$KILN_DATASET/${home##*/}" | sed -n 's,.*/trash/,trash ,p'
+        else
+            find "$volumes/live" -mindepth 3 -maxdepth 3 -path '*/snapshots/*' -printf 'snapshot %P\n'
+            find "$volumes/trash" -mindepth 1 -maxdepth 1 -printf 'trash %f\n'
+        fi
         kiln ps --json | jq -r '.[] | "row " + .key + " " + .address'
         ip -o link show | sed -nE 's/^[0-9]+: (kiln0a5d[^@:]*).*/interface \1/p'
         nft -j list table inet "$KILN_TABLE" | jq -r '.nftables[].set? | select(.name == "trusted" or .name == "untrusted")
@@ -253,7 +276,7 @@ idle_longest = "5s"' "$(if knows fan_out; then printf '[fan_out]\nbuilds = 4\nme
 has_no_members() { [[ $(kiln ps --json | jq -r '.[].key') == "$1" ]]; }
 
 # The keys that had a lease of one of the last builds.
-keys_of_builds() { cat "$home"/logs/ps-with 2>/dev/null | jq -r '.[] | select(.leases | length > 0) | .key' ; }
+keys_of_builds() { jq -r '.[] | select(.leases | length > 0) | .key' "$home/logs/ps-with"; }
 
 has_leases() { kiln ps --json >"$home/leases" && [[ $(jq '[.[].leases | length] | add' "$home/leases") -ge $1 ]]; }
 

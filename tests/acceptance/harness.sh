@@ -38,8 +38,11 @@ acceptance() {
     trap 'exit 129' HUP
     trap 'exit 130' INT
     trap 'exit 143' TERM
-    need_packages ca-certificates openssl curl git gcc libc6-dev runc procps "${PACKAGES[@]}"
-    [[ -n ${KILN_BIN:-} ]] || need_toolchains
+    need_packages ca-certificates openssl curl git runc procps "${PACKAGES[@]}"
+    if [[ -z ${KILN_BIN:-} ]]; then
+        need_packages gcc libc6-dev
+        need_toolchains
+    fi
     build_kiln
     build_buildkit
     # Short: a socket's path has at most 108 bytes, and daemons' are below it.
@@ -116,6 +119,9 @@ end_point() {
     for name in $(incus_of_place list --project kiln --columns n --format csv); do
         incus_of_place delete --force --project kiln "$name"
     done
+    kilnd_table_remove
+    # shellcheck disable=SC2031
+    [[ -z ${KILN_DATASET:-} ]] || zfs destroy -R "$KILN_DATASET/${home##*/}"
 }
 
 _result() {

@@ -32,7 +32,7 @@ daemon_of() {
 
 count_daemons() { daemons | grep -c . || true; }
 
-incus_of_place() { INCUS_DIR=$PLACE/incus incus "$@" </dev/null; }
+incus_of_place() { INCUS_DIR=$(incus_directory) incus "$@" </dev/null; }
 
 leases_of() { kiln show "$1" --json | sed -n 's/.*"id": "\([0-9a-f]*\)".*/\1/p' | sort; }
 

@@ -48,13 +48,13 @@ world_up() {
     listen_in '' 5001
     ip netns add "$BYSTANDER"
     ip link add kwb0 type veth peer name kwb1 netns "$BYSTANDER"
-    ip addr add 10.$KILN_RANGE.255.1/30 dev kwb0
+    ip addr add "10.$KILN_RANGE.255.1/30" dev kwb0
     ip -6 addr add fd93::1/64 dev kwb0 nodad
     ip link set kwb0 up
-    ip netns exec "$BYSTANDER" ip addr add 10.$KILN_RANGE.255.2/30 dev kwb1
+    ip netns exec "$BYSTANDER" ip addr add "10.$KILN_RANGE.255.2/30" dev kwb1
     ip netns exec "$BYSTANDER" ip -6 addr add fd93::2/64 dev kwb1 nodad
     ip netns exec "$BYSTANDER" ip link set kwb1 up
-    ip netns exec "$BYSTANDER" ip route add default via 10.$KILN_RANGE.255.1
+    ip netns exec "$BYSTANDER" ip route add default via "10.$KILN_RANGE.255.1"
     ip netns exec "$BYSTANDER" ip -6 route add default via fd93::1
     forwarding=$(</proc/sys/net/ipv6/conf/all/forwarding)
     echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
@@ -131,7 +131,7 @@ as_it_should() {
 
 point_walls() {
     only_incus || return 0
-    local repo=example.com/caches/walls key neighbour fork pid status=0 inside
+    local repo=example.com/caches/walls key neighbour fork pid inside
     # The gateway where a fork could reach it if it were let.
     caches_config '' "[network]
 mirrors = [\"$THERE:5000\", \"$HERE:5001\"]"
@@ -174,7 +174,12 @@ mirrors = [\"$THERE:5000\", \"$HERE:5001\"]"
 
 end_walls() { world_down; }
 
-nic_of() { printf 'kiln%02x%02x%02x%02x' $(project "$1" address | sed 's/:.*//; s/\./ /g'); }
+# The name of its interface on the host: its address in hexadecimal digits.
+nic_of() {
+    local parts
+    IFS=.: read -r -a parts <<<"$(project "$1" address)"
+    printf 'kiln%02x%02x%02x%02x' "${parts[@]:0:4}"
+}
 
 # Runs a script in a RUN of a fork, and prints what it says.
 step_of_fork() {

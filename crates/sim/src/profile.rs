@@ -71,6 +71,7 @@ pub(crate) struct Weights {
 }
 
 impl Profile {
+    #[expect(clippy::too_many_lines, reason = "a table of profiles")]
     pub(crate) fn of(rng: &mut Rng) -> Self {
         let base = Self {
             name: "calm",

@@ -148,9 +148,10 @@ impl Medium for Btrfs {
         let args: [&OsStr; 6] =
             ["filesystem".as_ref(), "du".as_ref(), "-s".as_ref(), "--raw".as_ref(), "--".as_ref(), at.as_os_str()];
         let printed = self.btrfs.run(&args, WALK).await?;
-        let used =
+        let (total, used) =
             parse_du(&printed).ok_or_else(|| self.btrfs.failure(&args, &format!("not understood: {printed}")))?;
-        Ok(Usage { used, shared: None, snapshots: None, size: None, available: free, inodes_available })
+        let shared = Some(total.saturating_sub(used));
+        Ok(Usage { used, shared, snapshots: None, size: None, available: free, inodes_available })
     }
 
     /// A fork, or another snapshot, counts as something written: it changes the volume's tree, too. What was written is in
@@ -262,10 +263,12 @@ fn parse_quota(printed: &str) -> Option<Quota> {
     Some(Quota { referenced, exclusive, limit })
 }
 
-/// `Total Exclusive Set-shared Filename` below a heading; what is exclusive would be free without it.
-fn parse_du(printed: &str) -> Option<u64> {
+/// `Total Exclusive Set-shared Filename` below a heading: the first two. What is exclusive would be free without it; the rest of the total
+/// it has in common with others.
+fn parse_du(printed: &str) -> Option<(u64, u64)> {
     let row = printed.lines().find(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit()))?;
-    row.split_whitespace().nth(1)?.parse().ok()
+    let mut columns = row.split_whitespace();
+    Some((columns.next()?.parse().ok()?, columns.next()?.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -302,7 +305,7 @@ mod tests {
     fn rows_of_disk_usage() {
         assert_eq!(
             parse_du("     Total   Exclusive  Set shared  Filename\n   2097152     1048576     1048576  /x"),
-            Some(1_048_576)
+            Some((2_097_152, 1_048_576))
         );
         for broken in ["", "Total Exclusive", "12", "12 x", "12 1.5MiB 0 /x"] {
             assert_eq!(parse_du(broken), None, "of {broken:?}");

@@ -127,8 +127,12 @@ fn is_sound(blob: &DirEntry, now: &Metadata, then: &Metadata, budget: &mut u64) 
             length => hasher.update(&buffer[..length]),
         }
     }
-    let digest: Vec<String> = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(blob.file_name().as_encoded_bytes() == digest.concat().as_bytes())
+    Ok(blob.file_name().as_encoded_bytes() == hex(&hasher.finalize()).as_bytes())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let digit = |half: u8| char::from(b"0123456789abcdef"[usize::from(half & 15)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]).collect()
 }
 
 fn open(path: &Path) -> io::Result<File> {

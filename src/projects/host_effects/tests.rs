@@ -503,6 +503,18 @@ async fn the_trash_gives_back_what_it_was_given() {
 }
 
 #[tokio::test]
+async fn a_cache_that_was_given_up_has_no_past() {
+    let lab = Lab::new();
+    let key = &lab.record.key;
+    assert_eq!(lab.effects.snapshots(key).await.expect("listed"), []);
+    lab.step(Step::CreateVolume).await;
+    lab.step(Step::TakeSnapshot).await;
+    assert_eq!(lab.effects.snapshots(key).await.expect("listed").len(), 1);
+    lab.step(Step::DiscardCache).await;
+    assert_eq!(lab.effects.snapshots(key).await.expect("listed"), []);
+}
+
+#[tokio::test]
 async fn the_load_is_what_can_be_read() {
     let lab = Lab::new();
     let close = |found: Option<f64>, wanted: f64| found.is_some_and(|found| (found - wanted).abs() < 1e-9);

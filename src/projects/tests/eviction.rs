@@ -104,7 +104,7 @@ async fn what_is_worth_least_goes_first_and_nothing_that_is_used() {
 
     bench.effects.set_disk(1000, 260);
     assert!(evictor.round().await, "it was the copy, and that is not enough");
-    assert_eq!(gone(&bench).await, [fork.key.clone()]);
+    assert_eq!(gone(&bench).await, std::slice::from_ref(&fork.key));
     bench.until("the copy has gone", async |b| b.projects.show(&fork.key).await.expect("shown").is_none()).await;
 
     assert!(evictor.round().await, "then the snapshots");

@@ -165,12 +165,17 @@ async fn each_pull_request_has_a_copy_of_its_own_that_goes_with_it() {
     assert_eq!(again.key, one.key);
     assert_eq!(bench.count(Step::CloneVolume), 3);
     assert_eq!(bench.count(Step::CreateVolume), 1);
+    let fork = one.key.clone();
     for build in [one, again, other, nameless] {
         bench.projects.complete(&build.key, &token(&build)).await.expect("released");
     }
     bench.until("nothing is left of them", async |b| b.projects.list().await.expect("listed").len() == 1).await;
     assert_eq!(bench.count(Step::DestroyVolume), 3);
     assert_eq!(bench.count(Step::Discard), 0, "a copy does not go through the trash");
+    let journal = bench.projects.store().events_of(&fork, 20).await.expect("read");
+    let removed: Vec<_> =
+        journal.iter().filter(|event| event.kind == "removed").map(|event| event.text.as_str()).collect();
+    assert_eq!(removed, ["nobody needs it any more; its copy of the cache was freed"]);
 }
 
 #[tokio::test]

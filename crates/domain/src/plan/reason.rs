@@ -139,7 +139,7 @@ impl fmt::Display for Reason {
             Self::Down => f.write_str("it is down, and nobody needs it"),
             Self::StopRequested => f.write_str("an admin asked for it"),
             Self::RemovalRequested => f.write_str("an admin asked for its removal"),
-            Self::Removing => f.write_str("it is being removed; its cache goes to the trash"),
+            Self::Removing => f.write_str("it is being removed"),
             Self::Reaped => f.write_str("nobody needs it any more, and its cache is a copy"),
             Self::RollbackRequested { to } => write!(f, "an admin wants its cache back at {to}"),
             Self::ResetRequested => f.write_str("an admin wants it to begin with an empty cache"),

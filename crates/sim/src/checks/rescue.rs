@@ -13,8 +13,8 @@ pub(super) struct RescueServesWhoWaits {
 }
 
 impl RescueServesWhoWaits {
-    fn is_route_to(&self, request: &Request, of: Project) -> bool {
-        matches!(self.open.get(request), Some((Verb::Route, project)) if *project == of)
+    fn is_route_to(&self, request: Request, of: Project) -> bool {
+        matches!(self.open.get(&request), Some((Verb::Route, project)) if *project == of)
     }
 }
 
@@ -26,16 +26,16 @@ impl Check for RescueServesWhoWaits {
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
         match &entry.fact {
             Fact::Asked { request, verb, project } => {
-                let others = self.waiting.iter().filter(|waiting| self.is_route_to(waiting, *project));
+                let others = self.waiting.iter().filter(|waiting| self.is_route_to(**waiting, *project));
                 let others: Vec<Request> = others.copied().collect();
                 let asks_for_more = matches!(verb, Verb::Route | Verb::RouteOrLease { .. } | Verb::Prewarm);
                 if !asks_for_more {
-                    others.iter().for_each(|request| drop(self.waiting.remove(request)));
+                    self.waiting.retain(|request| !others.contains(request));
                 }
                 self.open.insert(*request, (*verb, *project));
             }
             Fact::WentBack { project, damaged: true, .. } => {
-                let of_it = self.open.keys().filter(|request| self.is_route_to(request, *project)).copied();
+                let of_it = self.open.keys().filter(|request| self.is_route_to(**request, *project)).copied();
                 let of_it: Vec<Request> = of_it.collect();
                 self.waiting.extend(of_it);
             }

@@ -147,12 +147,12 @@ pub(crate) enum Due {
 impl Sim {
     pub(crate) fn new(rng: Rng, profile: Profile, history: History) -> Self {
         let cast = Cast { projects: profile.projects };
-        let named = |n: Project| {
+        let identify = |n: Project| {
             let spec = BuildSpec::new(&format!("github.com/org/repo{}", cast.parent(n)), "", "", "amd64").ok()?;
             let key = cast.key(n, &spec);
             Some((spec, key))
         };
-        let names: Vec<(BuildSpec, Key)> = (0..cast.everybody()).filter_map(named).collect();
+        let names: Vec<(BuildSpec, Key)> = (0..cast.everybody()).filter_map(identify).collect();
         let projects = names.iter().enumerate().map(|(n, (_, key))| (key.clone(), n)).collect();
         let world = World {
             rng,

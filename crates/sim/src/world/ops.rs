@@ -317,8 +317,7 @@ impl World {
             Step::DestroySnapshot(name) => self.destroy_snapshot(key, name),
             // Nothing bounds a volume here.
             Step::Measure => return Ok(Done::Measured(None)),
-            Step::Resize(_) => {}
-            Step::AdoptInstance | Step::AwaitServing | Step::Probe | Step::CountBuilds => {}
+            Step::Resize(_) | Step::AdoptInstance | Step::AwaitServing | Step::Probe | Step::CountBuilds => {}
         }
         Ok(Done::Plain)
     }

@@ -220,8 +220,9 @@ async fn snapshots_that_are_not_written_down_are_unchecked_and_of_their_director
     let engine = DirEngine::at(root.path(), &search_path(), clock()).await.expect("opened");
     let key = project();
     let volume = engine.create(&key, &Properties::new(), None).await.expect("created");
-    let first = engine.snapshot(&key).await.expect("a snapshot");
-    engine.judge(&key, first.name, Verdict::Good).await.expect("judged");
+    let names = [engine.snapshot(&key).await.expect("a snapshot"), engine.snapshot(&key).await.expect("a snapshot")];
+    let names = names.map(|snapshot| snapshot.name);
+    engine.judge(&key, names[0], Verdict::Good).await.expect("judged");
     let record = volume.path.with_file_name("record.json");
     let text = std::fs::read_to_string(&record).expect("read");
     let mut value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -229,13 +230,14 @@ async fn snapshots_that_are_not_written_down_are_unchecked_and_of_their_director
     std::fs::write(&record, value.to_string()).expect("written");
 
     let now = crate::clock::SystemClock.now();
-    let [found] = snapshots_of(&engine).await[..] else { panic!("one") };
-    assert_eq!((found.name, found.verdict), (first.name, Verdict::Unchecked));
-    let apart = now.since(found.taken).max(found.taken.since(now));
-    assert!(apart < std::time::Duration::from_secs(60), "{found:?}");
-    // From now on it is.
-    engine.judge(&key, found.name, Verdict::Bad).await.expect("judged");
-    engine.snapshot(&key).await.expect("a snapshot");
-    engine.rollback(&key, found.name).await.expect("rolled back");
-    assert_eq!(snapshots_of(&engine).await, [Snapshot { verdict: Verdict::Bad, ..found }]);
+    let [first, second] = snapshots_of(&engine).await[..] else { panic!("two") };
+    for (found, name) in [(first, names[0]), (second, names[1])] {
+        assert_eq!((found.name, found.verdict), (name, Verdict::Unchecked));
+        let apart = now.since(found.taken).max(found.taken.since(now));
+        assert!(apart < std::time::Duration::from_secs(60), "{found:?}");
+    }
+    // What is known now is kept when directories move.
+    engine.judge(&key, second.name, Verdict::Bad).await.expect("judged");
+    engine.rollback(&key, second.name).await.expect("rolled back");
+    assert_eq!(snapshots_of(&engine).await, [first, Snapshot { verdict: Verdict::Bad, ..second }]);
 }
