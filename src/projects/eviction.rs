@@ -7,7 +7,7 @@
 //! What a cache would free is measured only when it is about to go, and remembered for as long as nobody uses it: on some
 //! storage that is a walk through every file.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -50,12 +50,16 @@ const THIN_PATIENCE: Duration = Duration::from_mins(5);
 /// Which entry of the trash it is, if it is one.
 type Item = Option<TrashName>;
 
+type Known = BTreeMap<Key, (ProjectRecord, Use)>;
+
+static NOBODY: Known = BTreeMap::new();
+
 impl Projects {
     pub(super) async fn make_room(&self) {
         let mut evictor = Evictor::new(self.clone());
         loop {
             let short = self.shared.admission.ease().await;
-            let again = evictor.round().await || short;
+            let again = (evictor.round().await && !evictor.told) || short;
             tokio::time::sleep(PAUSE).await;
             let wait = if again { LOOK_AGAIN } else { LOOK_EVERY };
             tokio::select! {
@@ -124,15 +128,11 @@ impl Evictor {
             return Ok(());
         }
         self.passed_over.retain(|_, since| since.elapsed() < PASS_OVER);
-        let Plan { evictions, .. } = self.plan().await?;
-        if evictions.is_empty() && !std::mem::replace(&mut self.told, true) {
-            let fullness = self.fullness().await?;
-            let text = format!(
-                "the caches' storage is {:.0} % full, and nothing may go: whatever is left is used, or was lately",
-                fullness.percent()
-            );
-            tracing::warn!("{text}");
-            self.projects.note("storage-full", text);
+        let Some(Plan { evictions, .. }) = self.plan().await? else { return Ok(()) };
+        if evictions.is_empty() {
+            self.tell_once(self.fullness().await?);
+        } else {
+            self.told = false;
         }
         for eviction in evictions {
             self.carry_out(eviction).await;
@@ -142,6 +142,18 @@ impl Evictor {
             }
         }
         Ok(())
+    }
+
+    fn tell_once(&mut self, fullness: Fullness) {
+        if std::mem::replace(&mut self.told, true) {
+            return;
+        }
+        let percent = fullness.percent();
+        let text = format!(
+            "the caches' storage is {percent:.0} % full, and nothing may go: whatever is left is used, or was lately"
+        );
+        tracing::warn!("{text}");
+        self.projects.note("storage-full", text);
     }
 
     async fn is_due(&mut self) -> Result<bool, EffectError> {
@@ -171,26 +183,28 @@ impl Evictor {
         tokio::time::timeout(after, look).await.unwrap_or(Err(EffectError::TimedOut { step, after }))
     }
 
-    /// Measures what would be the next to go, and plans again, until that is known.
-    async fn plan(&mut self) -> Result<Plan<Item>, ReconcileError> {
+    /// Measures what would be the next to go, and plans again, until that is known. `None`: not everything is known yet.
+    async fn plan(&mut self) -> Result<Option<Plan<Item>>, ReconcileError> {
         let (now, policy) = (self.projects.shared.clock.now(), self.projects.config.eviction);
         let fullness = self.fullness().await?;
         let trash = self.look("look into the trash", self.projects.shared.effects.trash()).await?;
-        let records = self.records().await?;
+        let known = self.records().await?;
+        let records = known.as_ref().unwrap_or(&NOBODY);
         for _ in 0..LOOKS {
-            let candidates = self.candidates(&trash, &records);
+            let candidates = self.candidates(&trash, records);
             let plan = eviction::plan(&fullness, candidates, true, now, &policy);
-            let Some(Eviction { kind, key, bytes: None, .. }) = plan.evictions.first() else { return Ok(plan) };
+            let Some(Eviction { kind, key, bytes: None, .. }) = plan.evictions.first() else {
+                return Ok(Some(plan).filter(|plan| known.is_some() || !plan.evictions.is_empty()));
+            };
             let record = records.get(key).map(|(record, _)| record).filter(|record| {
                 // What is in the trash cannot be measured.
                 *kind != Kind::Trash && self.estimate(*kind, record).is_none()
             });
-            let Some(record) = record else { return Ok(plan) };
+            let Some(record) = record else { return Ok(Some(plan)) };
             let estimate = self.measure(*kind, record).await;
             self.measured.insert((*kind, key.clone()), (record.last_activity, estimate));
         }
-        // The others are measured in the next round.
-        Ok(Plan { evictions: Vec::new(), under_way: true })
+        Ok(None)
     }
 
     fn estimate(&self, kind: Kind, record: &ProjectRecord) -> Option<Estimate> {
@@ -198,12 +212,11 @@ impl Evictor {
         (*at == record.last_activity).then_some(*estimate)
     }
 
-    /// Those that have a volume, and who uses each.
-    async fn records(&self) -> Result<HashMap<Key, (ProjectRecord, Use)>, ReconcileError> {
+    /// Those that have a volume, and who uses each. `None`: what runs is not known yet.
+    async fn records(&self) -> Result<Option<Known>, ReconcileError> {
         let shared = &self.projects.shared;
-        // What runs may not be known yet.
         if !shared.surveyed.load(Ordering::Acquire) || shared.rebuilding().is_some() {
-            return Ok(HashMap::new());
+            return Ok(None);
         }
         let now = shared.clock.now();
         let volumes = self.look("list the caches", shared.effects.volumes()).await?;
@@ -214,12 +227,11 @@ impl Evictor {
             *leases.entry(key).or_default() += usize::from(!lease.is_expired(now));
         }
         let with_volume = volumes.into_iter().filter_map(|volume| volume.key).filter_map(|key| records.remove(&key));
-        Ok(with_volume
-            .map(|record| {
-                let by = self.who_uses(&record, leases.get(&record.key).copied().unwrap_or(0));
-                (record.key.clone(), (record, by))
-            })
-            .collect())
+        let known = with_volume.map(|record| {
+            let by = self.who_uses(&record, leases.get(&record.key).copied().unwrap_or(0));
+            (record.key.clone(), (record, by))
+        });
+        Ok(Some(known.collect()))
     }
 
     fn who_uses(&self, record: &ProjectRecord, leases: usize) -> Use {
@@ -235,7 +247,7 @@ impl Evictor {
         }
     }
 
-    fn candidates(&self, trash: &[Trashed], records: &HashMap<Key, (ProjectRecord, Use)>) -> Vec<Candidate<Item>> {
+    fn candidates(&self, trash: &[Trashed], records: &Known) -> Vec<Candidate<Item>> {
         let mut candidates: Vec<Candidate<Item>> = trash
             .iter()
             .filter(|entry| self.may_be_asked(Kind::Trash, entry.name.key(), Some(&entry.name)))
@@ -275,13 +287,9 @@ impl Evictor {
         let effects = &self.projects.shared.effects;
         let measured = match kind {
             Kind::Snapshots => self.look("list the snapshots", effects.snapshots(&record.key)).await.map(|all| {
+                // What two of them have in common is freed with both, and no sum tells of it.
                 let gone = surplus(&all, self.projects.shared.clock.now(), &HistoryPolicy::LEAST);
-                let bytes = all.iter().filter(|snapshot| gone.contains(&snapshot.name)).map(|snapshot| snapshot.bytes);
-                match bytes.sum::<Option<u64>>() {
-                    _ if gone.is_empty() => Estimate::Nothing,
-                    Some(bytes) => Estimate::Bytes(bytes),
-                    None => Estimate::Unknown,
-                }
+                if gone.is_empty() { Estimate::Nothing } else { Estimate::Unknown }
             }),
             _ => self.look("measure a cache", effects.usage(&record.key)).await.map(|usage| match usage {
                 // What it shares with a cache that stays is not freed with a copy.
