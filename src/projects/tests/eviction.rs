@@ -58,6 +58,8 @@ async fn evictor(bench: &Bench) -> Evictor {
 }
 
 async fn told(bench: &Bench, kind: &str) -> Vec<(Option<Key>, String)> {
+    // What was told before it is on the disk when this is.
+    bench.projects.store().ping().await.expect("writes");
     let events = bench.projects.store().events(0, 1000).await.expect("reads");
     events.into_iter().filter(|event| event.kind == kind).map(|event| (event.key, event.text)).collect()
 }
