@@ -322,6 +322,13 @@ impl HostEffects {
         Err(EffectError::Exited { key: record.key.clone(), log })
     }
 
+    async fn remove_files(&self, key: &Key) -> Result<(), EffectError> {
+        self.proven().remove(key);
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        let key = key.clone();
+        self.with_pki(move |pki| pki.remove(&key)).await
+    }
+
     /// Before a stop in peace. One that cannot be settled is stopped all the same.
     async fn settle(&self, record: &ProjectRecord) {
         let deadline = tokio::time::Instant::now() + SETTLE_PATIENCE;
@@ -382,7 +389,7 @@ impl HostEffects {
 
     /// The certificates first: what is planned again after a crash is planned for as long as there is a volume.
     async fn discard(&self, record: &ProjectRecord) -> Result<(), EffectError> {
-        self.forget(&record.key).await?;
+        self.remove_files(&record.key).await?;
         self.discard_cache(&record.key).await.map(drop)
     }
 }
@@ -544,10 +551,8 @@ impl Effects for HostEffects {
     }
 
     async fn forget(&self, key: &Key) -> Result<(), EffectError> {
-        self.proven().remove(key);
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
-        let key = key.clone();
-        self.with_pki(move |pki| pki.remove(&key)).await
+        self.clear_out(key).await?;
+        self.remove_files(key).await
     }
 
     async fn remove_instance(&self, name: &str) -> Result<(), EffectError> {
@@ -556,7 +561,7 @@ impl Effects for HostEffects {
 
     async fn discard_volume(&self, key: &Key) -> Result<(), EffectError> {
         self.parts.volumes.discard(key).await?;
-        self.forget(key).await
+        self.remove_files(key).await
     }
 
     async fn trash(&self) -> Result<Vec<Trashed>, EffectError> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kiln_domain::cache::history::newest_good;
-use kiln_domain::plan::{Done, Stop, Step};
+use kiln_domain::plan::{Done, Step, Stop};
 use kiln_domain::{Key, ProjectRecord, Role, Settings, SnapshotName, Timestamp, Verdict};
 
 use super::super::reconcile::record_of;
@@ -49,8 +49,16 @@ impl HostEffects {
             self.parts.volumes.purge(&name).await?;
         }
         // One that was cut off between the two.
+        self.clear_out(key).await
+    }
+
+    /// Frees what is in the trash of a copy: it was on its way out and did not get there.
+    pub(super) async fn clear_out(&self, key: &Key) -> Result<(), EffectError> {
+        if !key.role().is_derived() {
+            return Ok(());
+        }
         for entry in self.parts.volumes.trash().await? {
-            if entry.name.key() == key && key.role().is_derived() {
+            if entry.name.key() == key {
                 self.parts.volumes.purge(&entry.name).await?;
             }
         }
@@ -160,10 +168,12 @@ impl HostEffects {
             let Ok(trial) = record_of(&found.properties, Timestamp::EPOCH) else { continue };
             self.clear_trial(&trial, &Settings::default()).await?;
         }
-        for found in volumes.found().await?.into_iter().filter(|found| is_trial(&found.key)) {
-            if let Some(key) = found.key {
-                self.destroy_volume(&key).await?;
-            }
+        // Cut off at any other step, it has left its volume, here or on its way through the trash.
+        let volumes_of = volumes.found().await?.into_iter().filter_map(|found| found.key);
+        let trashed = volumes.trash().await?.into_iter().map(|entry| entry.name.key().clone());
+        for key in volumes_of.chain(trashed).filter(|key| key.role() == Role::Trial) {
+            self.destroy_volume(&key).await?;
+            self.forget(&key).await?;
         }
         Ok(())
     }

@@ -507,3 +507,23 @@ async fn the_load_is_what_can_be_read() {
     let load = lab.effects.load().await;
     assert_eq!((load.memory_some, load.memory_available), (None, None), "what cannot be read holds nothing back");
 }
+
+/// Killed between the two halves of a copy's end, Kiln plans no other: there is no volume any more.
+#[tokio::test]
+async fn a_copy_that_got_no_further_than_the_trash_goes_with_the_last_of_it() {
+    let lab = Lab::new();
+    lab.step(Step::CreateVolume).await;
+    let (project, fork) = (lab.record.key.clone(), lab.record.key.fork());
+    let trial = project.trial();
+    for copy in [&fork, &trial] {
+        lab.volumes.fork(&project, copy, &Properties::new()).await.expect("a copy");
+        lab.volumes.discard(copy).await.expect("on its way");
+    }
+    lab.volumes.discard(&project).await.expect("an admin's");
+    let left = async || lab.effects.trash().await.expect("listed").into_iter().map(|entry| entry.name.key().clone());
+    lab.effects.forget(&fork).await.expect("forgotten");
+    assert_eq!(left().await.collect::<Vec<_>>(), [project.clone(), trial]);
+    lab.effects.sweep_trials().await.expect("swept");
+    lab.effects.forget(&project).await.expect("forgotten");
+    assert_eq!(left().await.collect::<Vec<_>>(), [project], "a project's own stays");
+}
