@@ -14,11 +14,13 @@ use kiln_wire::{Credential, RouteResponse};
 use std::net::SocketAddrV4;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::admission::{Admission, QueueFigures};
 use super::answer::{Addressing, Ready, Routed, Standing};
 use super::effects::{Effects, StepDeadlines};
 use super::fanout::Spread;
+use super::forks::ComingForks;
 use super::messages::{Granted, Message, Refusal, RefusalKind, Releasing, Renewing, Undelivered};
 use super::registry::{Registry, Shared, WorkerHandle};
 use super::trials::Trials;
@@ -32,6 +34,9 @@ use crate::store::{Store, StoreError};
 /// A worker that goes just as a message arrives loses it; asking again finds or makes the next one. Twice in a row is
 /// already unlikely.
 pub(super) const TRIES: usize = 5;
+
+/// What the end of a copy takes, beyond the patience of whoever wants the next one: a stop, and freeing a volume.
+const LEAVES_WITHIN: Duration = Duration::from_secs(15);
 
 pub struct ProjectsConfig {
     pub policy: Policy,
@@ -194,6 +199,7 @@ pub struct Projects {
     pub(super) registry: Registry,
     pub(super) config: Arc<ProjectsConfig>,
     pub(super) spread: Spread,
+    pub(super) coming: ComingForks,
     /// Whether copies of caches cost next to nothing here.
     pub(super) cheap: bool,
     pki: Pki,
@@ -213,7 +219,7 @@ impl Projects {
     pub fn new(config: ProjectsConfig, foundations: Foundations) -> Self {
         let Foundations { store, effects, pki, clock, entropy } = foundations;
         let metrics = Arc::new(Metrics::new());
-        let (spread, cheap) = (Spread::default(), effects.snapshots_are_cheap());
+        let (spread, coming, cheap) = (Spread::default(), ComingForks::default(), effects.snapshots_are_cheap());
         let shared = Shared {
             metrics,
             rebuilding: Mutex::default(),
@@ -231,7 +237,7 @@ impl Projects {
             addresses: config.addresses,
         };
         let projects =
-            Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), spread, cheap, pki, entropy };
+            Self { shared: Arc::new(shared), registry: Registry::default(), config: Arc::new(config), spread, coming, cheap, pki, entropy };
         projects.register_levels();
         projects
     }
@@ -257,22 +263,26 @@ impl Projects {
         branch: Option<&str>,
     ) -> Result<Routed, RouteError> {
         let (identity, _counted) = self.place(identity, branch);
-        let lease = async |identity: &Identity| match wait {
+        let (now, is_member) = (Instant::now(), matches!(identity.key.role(), Role::Member(_)));
+        let deadline = now + self.config.route_wait;
+        let lease = async |identity: &Identity, until: Instant| match wait {
             Some(wait) => self.lease(identity, wait).await,
-            None => self.lease_when_ready(identity).await,
+            None => self.lease_when_ready(identity, until).await,
         };
-        match lease(&identity).await {
-            Err(error) if matches!(identity.key.role(), Role::Member(_)) && !matches!(error, RouteError::Closing) => {
+        // Whoever waits for a member in vain has to have time for another.
+        let first = if is_member { now + self.config.route_wait / 2 } else { deadline };
+        match lease(&identity, first).await {
+            Err(error) if is_member && !matches!(error, RouteError::Closing) => {
                 let other = self.place_without(&identity);
                 tracing::info!(key = %identity.key, instead = %other.key, %error, "a member cannot take a build");
-                lease(&other).await
+                lease(&other, deadline).await
             }
             outcome => outcome,
         }
     }
 
     /// The way of the reference's clients: nothing is promised before the daemon answers.
-    async fn lease_when_ready(&self, identity: &Identity) -> Result<Routed, RouteError> {
+    async fn lease_when_ready(&self, identity: &Identity, deadline: Instant) -> Result<Routed, RouteError> {
         let token = LeaseToken::from_random(self.entropy.token()?);
         for _ in 0..TRIES {
             let worker = self.worker(identity).await?;
@@ -281,8 +291,10 @@ impl Projects {
             if worker.mailbox.send(message).await.is_err() {
                 continue;
             }
-            match self.wait(&worker, self.config.route_wait, answer).await? {
-                Some(Err(Refusal { kind: RefusalKind::Leaving, .. })) => self.let_it_leave(&worker).await,
+            match self.wait(&worker, deadline.saturating_duration_since(Instant::now()), answer).await? {
+                Some(Err(leaving @ Refusal { kind: RefusalKind::Leaving, .. })) => {
+                    self.let_it_leave(&worker, leaving, deadline).await?;
+                }
                 Some(granted) => return self.granted(&identity.key, &worker, token, granted?).await,
                 None => {}
             }
@@ -291,14 +303,15 @@ impl Projects {
     }
 
     /// A copy that is on its way out is followed by a fresh one.
-    async fn let_it_leave(&self, worker: &WorkerHandle) {
-        // Whoever waits in vain hears so with the next try.
-        let _ = tokio::time::timeout(self.config.route_wait, worker.mailbox.closed()).await;
+    async fn let_it_leave(&self, worker: &WorkerHandle, leaving: Refusal, deadline: Instant) -> Result<(), RouteError> {
+        let left = tokio::time::timeout_at(deadline, worker.mailbox.closed()).await;
+        left.map_err(|_elapsed| Refusal { kind: RefusalKind::NotNow, ..leaving }.into())
     }
 
     /// The lease first, and then as much of the wait as the caller has patience for.
     async fn lease(&self, identity: &Identity, patience: Duration) -> Result<Routed, RouteError> {
         let token = LeaseToken::from_random(self.entropy.token()?);
+        let deadline = Instant::now() + patience.min(self.config.route_wait) + LEAVES_WITHIN;
         for _ in 0..TRIES {
             let worker = self.worker(identity).await?;
             let (reply, answer) = oneshot::channel();
@@ -307,7 +320,9 @@ impl Projects {
                 continue;
             }
             match answer.await {
-                Ok(Err(Refusal { kind: RefusalKind::Leaving, .. })) => self.let_it_leave(&worker).await,
+                Ok(Err(leaving @ Refusal { kind: RefusalKind::Leaving, .. })) => {
+                    self.let_it_leave(&worker, leaving, deadline).await?;
+                }
                 Ok(granted) => {
                     let routed = self.granted(&identity.key, &worker, token, granted?).await?;
                     return self.stay(&worker, routed, patience).await;
@@ -394,6 +409,7 @@ impl Projects {
     pub async fn prewarm(&self, spec: BuildSpec, caller: &Caller) -> Result<RouteResponse, RouteError> {
         // An untrusted caller has no business with the trusted daemon (W5).
         let identity = self.identity(spec, caller)?;
+        let deadline = Instant::now() + LEAVES_WITHIN;
         for _ in 0..TRIES {
             let worker = self.worker(&identity).await?;
             let (reply, answer) = oneshot::channel();
@@ -401,7 +417,9 @@ impl Projects {
                 continue;
             }
             match answer.await {
-                Ok(Err(Refusal { kind: RefusalKind::Leaving, .. })) => self.let_it_leave(&worker).await,
+                Ok(Err(leaving @ Refusal { kind: RefusalKind::Leaving, .. })) => {
+                    self.let_it_leave(&worker, leaving, deadline).await?;
+                }
                 Ok(answer) => return Ok(self.config.addressing.of_warm(&identity.key, answer?)),
                 Err(_) => {}
             }
@@ -482,9 +500,8 @@ impl Projects {
 
     async fn worker(&self, identity: &Identity) -> Result<WorkerHandle, RouteError> {
         let key = &identity.key;
-        if key.is_fork() && self.registry.get(key).is_none() {
-            self.check_forks(key).await?;
-        }
+        // Until it has its worker.
+        let _place = if key.is_fork() && self.registry.get(key).is_none() { Some(self.place_of_fork(key)?) } else { None };
         let worker = self.registry.worker(&self.shared, key, Some(identity)).await?;
         worker.ok_or(RouteError::Closing)
     }
@@ -509,20 +526,6 @@ impl Projects {
                 Err(RouteError::NotReady { after, phase, reason: status.reason, queue: status.queue })
             }
         }
-    }
-
-    /// A thousand pull requests at once must not fill the host with their daemons, nor the database with their names.
-    async fn check_forks(&self, key: &Key) -> Result<(), RouteError> {
-        let project = key.project();
-        let forks = self.registry.keys().into_iter().filter(|other| other.is_fork());
-        let (own, all) = forks.fold((0, 0), |(own, all), other| (own + usize::from(other.project() == project), all + 1));
-        let ForkBounds { per_project, on_host } = self.config.forks;
-        let (there, limit, of) = if own >= per_project { (own, per_project, "of this project") } else { (all, on_host, "here") };
-        if there < limit {
-            return Ok(());
-        }
-        let text = format!("{there} forks {of} are at work, and {limit} may be: try again when one has ended");
-        Err(RouteError::TooManyForks { text })
     }
 
     /// Whose daemon it is that a build asks for (K7).

@@ -16,6 +16,7 @@
 //! | `fanout.rs` | which of a project's daemons takes a build |
 //! | `trials.rs` | snapshots, tried out |
 //! | `caches.rs` | what is asked of caches: their past, a way back, where the bytes are |
+//! | `forks.rs` | how many forks may be at work |
 //! | `registry.rs` | key → worker |
 //! | `worker/` | the loop of one project |
 //! | `admission.rs` | the door for starts |
@@ -32,6 +33,7 @@ mod answer;
 mod caches;
 mod effects;
 mod fanout;
+mod forks;
 mod handle;
 mod host_effects;
 mod janitor;
