@@ -143,6 +143,10 @@ impl Worker {
         if let Some((observed, _)) = &mut self.observed {
             observed.apply(step, done);
         }
+        if matches!(step, Step::Discard | Step::DestroyVolume) {
+            // What is forgotten nobody removes: something that was given up on before may have been done meanwhile.
+            self.something_happened(Occasion::Event);
+        }
         match (step, done) {
             (Step::StartInstance, Done::Started { incarnation }) => {
                 self.record.incarnation = Some(incarnation.clone());
@@ -154,6 +158,7 @@ impl Worker {
                 self.forget_run();
             }
             (Step::AdoptInstance, _) => self.forget_run(),
+            (Step::CreateVolume, _) => self.note_new_cache(),
             (Step::AwaitServing, _) => {
                 (self.damage, self.room.full) = (None, false);
                 self.note_probe(Probed { answered: true, cpu: None });

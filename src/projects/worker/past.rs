@@ -56,6 +56,11 @@ impl Worker {
         self.something_happened(Occasion::Event);
     }
 
+    /// What is known of the cache before is not about this one.
+    pub(super) fn note_new_cache(&mut self) {
+        (self.snapshots, self.damage) = (None, None);
+    }
+
     pub(super) fn note_emptied(&mut self, step: Step) {
         (self.snapshots, self.damage) = (None, None);
         self.record.cache = kiln_domain::project::CacheNotes::default();
@@ -103,8 +108,8 @@ impl Worker {
         if !already {
             tracing::error!(key = %self.key, damage, "no daemon can open its cache");
             self.log_event(self.event("cache-damaged", error.in_words()));
-            self.observed = None;
-            self.look = None;
+            // What is known of its snapshots may be less than what was found of them meanwhile.
+            (self.observed, self.look, self.snapshots) = (None, None, None);
         }
         !already
     }

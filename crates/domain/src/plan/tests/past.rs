@@ -74,6 +74,9 @@ fn a_cache_that_no_daemon_opens_goes_back_once() {
     assert_eq!(case.step(), Some(Step::Rollback(SnapshotName::new(2))), "another time is another damage");
     let nothing = damaged(Some(vec![snapshot(3, Verdict::Unchecked)])).plan();
     assert!(matches!(nothing.reason, Reason::Damaged { tried: false, .. }), "{:?}", nothing.reason);
+    let mut gone = damaged(Some(Vec::new()));
+    gone.observed.volume = VolumeSeen::Absent;
+    assert_eq!(gone.step(), Some(Step::CreateVolume), "what was damaged is not there any more");
 }
 
 #[test]
