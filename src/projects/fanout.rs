@@ -61,12 +61,15 @@ impl Projects {
             return (identity, None);
         }
         let project = identity.key.clone();
-        let (family, others) = self.registry.family(&project);
         let mut state = self.spread.state();
+        let (family, others) = self.registry.family(&project);
+        // Those of others whose worker is not there yet.
+        let of_others = |key: &&Key| matches!(key.role(), Role::Member(_)) && key.project() != project;
+        let coming = state.asking.keys().filter(of_others).filter(|key| self.registry.get(key).is_none()).count();
         let loads = loads(&state, &project, &family);
         let sticky = branch.and_then(|branch| state.branches.get(&(project.clone(), branch.to_owned())).copied());
         let is_up = loads.iter().any(|load| load.member == 0 && load.reach == Reach::Up);
-        let member = match choose(&loads, sticky, others, &policy) {
+        let member = match choose(&loads, sticky, others + coming, &policy) {
             Choice::Use(member) => member,
             Choice::Grow(member) if is_up => member,
             // A copy of a cache whose own daemon is on its way is not there sooner.

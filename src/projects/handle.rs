@@ -14,6 +14,7 @@ use kiln_wire::{Credential, RouteResponse};
 use std::net::SocketAddrV4;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::admission::{Admission, QueueFigures};
 use super::answer::{Addressing, Ready, Routed, Standing};
@@ -33,6 +34,9 @@ use crate::store::{Store, StoreError};
 /// A worker that goes just as a message arrives loses it; asking again finds or makes the next one. Twice in a row is
 /// already unlikely.
 pub(super) const TRIES: usize = 5;
+
+/// What the end of a copy takes, beyond the patience of whoever wants the next one: a stop, and freeing a volume.
+const LEAVES_WITHIN: Duration = Duration::from_secs(15);
 
 pub struct ProjectsConfig {
     pub policy: Policy,
@@ -269,22 +273,26 @@ impl Projects {
         branch: Option<&str>,
     ) -> Result<Routed, RouteError> {
         let (identity, _counted) = self.place(identity, branch);
-        let lease = async |identity: &Identity| match wait {
+        let (now, is_member) = (Instant::now(), matches!(identity.key.role(), Role::Member(_)));
+        let deadline = now + self.config.route_wait;
+        let lease = async |identity: &Identity, until: Instant| match wait {
             Some(wait) => self.lease(identity, wait).await,
-            None => self.lease_when_ready(identity).await,
+            None => self.lease_when_ready(identity, until).await,
         };
-        match lease(&identity).await {
-            Err(error) if matches!(identity.key.role(), Role::Member(_)) && !matches!(error, RouteError::Closing) => {
+        // Whoever waits for a member in vain has to have time for another.
+        let first = if is_member { now + self.config.route_wait / 2 } else { deadline };
+        match lease(&identity, first).await {
+            Err(error) if is_member && !matches!(error, RouteError::Closing) => {
                 let other = self.place_without(&identity);
                 tracing::info!(key = %identity.key, instead = %other.key, %error, "a member cannot take a build");
-                lease(&other).await
+                lease(&other, deadline).await
             }
             outcome => outcome,
         }
     }
 
     /// The way of the reference's clients: nothing is promised before the daemon answers.
-    async fn lease_when_ready(&self, identity: &Identity) -> Result<Routed, RouteError> {
+    async fn lease_when_ready(&self, identity: &Identity, deadline: Instant) -> Result<Routed, RouteError> {
         let token = LeaseToken::from_random(self.entropy.token()?);
         for _ in 0..TRIES {
             let worker = self.worker(identity).await?;
@@ -293,8 +301,10 @@ impl Projects {
             if worker.mailbox.send(message).await.is_err() {
                 continue;
             }
-            match self.wait(&worker, self.config.route_wait, answer).await? {
-                Some(Err(Refusal { kind: RefusalKind::Leaving, .. })) => self.let_it_leave(&worker).await,
+            match self.wait(&worker, deadline.saturating_duration_since(Instant::now()), answer).await? {
+                Some(Err(leaving @ Refusal { kind: RefusalKind::Leaving, .. })) => {
+                    self.let_it_leave(&worker, leaving, deadline).await?;
+                }
                 Some(granted) => return self.granted(&identity.key, &worker, token, granted?).await,
                 None => {}
             }
@@ -303,14 +313,15 @@ impl Projects {
     }
 
     /// A copy that is on its way out is followed by a fresh one.
-    async fn let_it_leave(&self, worker: &WorkerHandle) {
-        // Whoever waits in vain hears so with the next try.
-        let _ = tokio::time::timeout(self.config.route_wait, worker.mailbox.closed()).await;
+    async fn let_it_leave(&self, worker: &WorkerHandle, leaving: Refusal, deadline: Instant) -> Result<(), RouteError> {
+        let left = tokio::time::timeout_at(deadline, worker.mailbox.closed()).await;
+        left.map_err(|_elapsed| Refusal { kind: RefusalKind::NotNow, ..leaving }.into())
     }
 
     /// The lease first, and then as much of the wait as the caller has patience for.
     async fn lease(&self, identity: &Identity, patience: Duration) -> Result<Routed, RouteError> {
         let token = LeaseToken::from_random(self.entropy.token()?);
+        let deadline = Instant::now() + patience.min(self.config.route_wait) + LEAVES_WITHIN;
         for _ in 0..TRIES {
             let worker = self.worker(identity).await?;
             let (reply, answer) = oneshot::channel();
@@ -319,7 +330,9 @@ impl Projects {
                 continue;
             }
             match answer.await {
-                Ok(Err(Refusal { kind: RefusalKind::Leaving, .. })) => self.let_it_leave(&worker).await,
+                Ok(Err(leaving @ Refusal { kind: RefusalKind::Leaving, .. })) => {
+                    self.let_it_leave(&worker, leaving, deadline).await?;
+                }
                 Ok(granted) => {
                     let routed = self.granted(&identity.key, &worker, token, granted?).await?;
                     return self.stay(&worker, routed, patience).await;
@@ -401,6 +414,7 @@ impl Projects {
     pub async fn prewarm(&self, spec: BuildSpec, caller: &Caller) -> Result<RouteResponse, RouteError> {
         // An untrusted caller has no business with the trusted daemon (W5).
         let identity = self.identity(spec, caller)?;
+        let deadline = Instant::now() + LEAVES_WITHIN;
         for _ in 0..TRIES {
             let worker = self.worker(&identity).await?;
             let (reply, answer) = oneshot::channel();
@@ -408,7 +422,9 @@ impl Projects {
                 continue;
             }
             match answer.await {
-                Ok(Err(Refusal { kind: RefusalKind::Leaving, .. })) => self.let_it_leave(&worker).await,
+                Ok(Err(leaving @ Refusal { kind: RefusalKind::Leaving, .. })) => {
+                    self.let_it_leave(&worker, leaving, deadline).await?;
+                }
                 Ok(answer) => return Ok(self.config.addressing.of_warm(&identity.key, answer?)),
                 Err(_) => {}
             }

@@ -88,7 +88,9 @@ impl Projects {
         for record in &projects {
             self.shared.metrics.phase_changed(None, Some(PhaseLabel::from(&record.phase)));
             let hot = self.shared.settings(record).tier == Some(kiln_domain::Tier::Hot);
-            if !record.phase.is_quiet() || hot || leased.contains(&record.key) {
+            // What is only a copy goes, and somebody has to see to that.
+            let derived = record.key.role().is_derived();
+            if !record.phase.is_quiet() || hot || derived || leased.contains(&record.key) {
                 self.registry.spawn(&self.shared, &record.key);
             }
         }

@@ -161,16 +161,28 @@ impl Registry {
             Some(_) if let Some(why) = shared.rebuilding() => {
                 shared.store.project(key).await?.map(|_| true).ok_or(StoreError::Rebuilding { why })?
             }
-            Some(identity) => {
-                let created = shared.store.create_project(identity, shared.addresses, shared.clock.now()).await?;
-                if created.new {
-                    shared.metrics.phase_changed(None, Some(PhaseLabel::from(&created.record.phase)));
-                }
-                true
-            }
+            Some(identity) => return self.make(shared, key, identity).await.map(Some),
             None => shared.store.project(key).await?.is_some(),
         };
         Ok(known.then(|| self.spawn(shared, key)))
+    }
+
+    /// As a task of its own: whoever goes away meanwhile must not leave a project that nobody looks after. A fork would keep its
+    /// address for ever.
+    async fn make(&self, shared: &Arc<Shared>, key: &Key, identity: &Identity) -> Result<WorkerHandle, StoreError> {
+        let unattended = Unattended { registry: self.clone(), shared: Arc::clone(shared), key: key.clone() };
+        let identity = identity.clone();
+        let made = tokio::spawn(async move {
+            let Shared { store, addresses, clock, metrics, .. } = &*unattended.shared;
+            let created = store.create_project(&identity, *addresses, clock.now()).await?;
+            if created.new {
+                metrics.phase_changed(None, Some(PhaseLabel::from(&created.record.phase)));
+            }
+            Ok(unattended)
+        });
+        // Whoever has gone drops it with the task's outcome.
+        let _unattended = made.await.unwrap_or(Err(StoreError::Closed))?;
+        Ok(self.spawn(shared, key))
     }
 
     /// The worker of a project that is in the store.
@@ -227,6 +239,22 @@ async fn read(shared: &Shared, key: &Key) -> Result<Option<(ProjectRecord, Vec<L
             // And one whose disk is being seen to has them still.
             Err(error) if error.retry_after().is_some() => tokio::time::sleep(READ_AGAIN).await,
             outcome => return outcome,
+        }
+    }
+}
+
+/// A project that was written down, until it has a worker: it gets one at the latest when this is dropped.
+struct Unattended {
+    registry: Registry,
+    shared: Arc<Shared>,
+    key: Key,
+}
+
+impl Drop for Unattended {
+    fn drop(&mut self) {
+        // Without a runtime the process is ending, and the next start looks after it.
+        if tokio::runtime::Handle::try_current().is_ok() {
+            self.registry.spawn(&self.shared, &self.key);
         }
     }
 }

@@ -32,7 +32,7 @@ fn what_is_no_request_is_refused_and_changes_nothing() {
             ("hello", &["not what this endpoint takes"]),
             ("[]", &["not what this endpoint takes"]),
             (r#"{"repo":"h/o/r","arch":"amd64"} {}"#, &["trailing characters"]),
-            (r#"{"repo":"h/o/r","arch":"amd64","branch":"main"}"#, &["unknown field `branch`", "`repo`"]),
+            (r#"{"repo":"h/o/r","arch":"amd64","commit":"main"}"#, &["unknown field `commit`", "`repo`"]),
             (r#"{"repo":["h/o/r"],"arch":"amd64"}"#, &["expected a string"]),
             (r#"{"arch":"amd64"}"#, &["repo is required", "github.com/org/repo"]),
             (r#"{"repo":"////","arch":"amd64"}"#, &["repo is required", "github.com/org/repo"]),

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use kiln::projects::RouteOptions;
+use kiln::projects::{RouteError, RouteOptions};
 use kiln_domain::Tier;
 use kiln_domain::admission::HostLoad;
 
@@ -143,6 +143,10 @@ impl Life {
                 Ok(routed) => routed,
                 Err(error) => {
                     life.ended(request, Ending::Bad(error.to_string()));
+                    // Those of the projects before have not gone yet.
+                    if matches!(error, RouteError::TooManyForks { .. }) {
+                        return None;
+                    }
                     let why = format!("after the faults a route to {project} failed: {error}");
                     life.record(Fact::Wrong { invariant: "K10", why });
                     return None;

@@ -9,12 +9,12 @@ use super::*;
 const FIRST: SnapshotName = SnapshotName::new(1);
 
 /// On storage with cheap snapshots, one after each build.
-fn eager() -> Policy {
+pub(super) fn eager() -> Policy {
     let history = HistoryPolicy { every: Duration::from_millis(1), ..HistoryPolicy::default() };
     Policy { history, ..policy() }
 }
 
-fn bench_with(policy: Policy) -> Bench {
+pub(super) fn bench_with(policy: Policy) -> Bench {
     let effects = ModelEffects::default();
     effects.set_cheap();
     let config = ProjectsConfig { untrusted: Ok(()), ..config(policy) };
@@ -22,12 +22,12 @@ fn bench_with(policy: Policy) -> Bench {
 }
 
 /// Routed and over.
-async fn build(bench: &Bench) {
+pub(super) async fn build(bench: &Bench) {
     let build = bench.route().await;
     bench.projects.complete(&key(), &token(&build)).await.expect("released");
 }
 
-async fn untrusted(bench: &Bench, pull_request: Option<&str>) -> Result<RouteResponse, RouteError> {
+pub(super) async fn untrusted(bench: &Bench, pull_request: Option<&str>) -> Result<RouteResponse, RouteError> {
     let caller = Caller { untrusted: true, pull_request: pull_request.map(str::to_owned), branch: None };
     let options = RouteOptions { caller, ..RouteOptions::default() };
     let routed = tokio::time::timeout(PATIENCE, bench.projects.route(spec(), options)).await;

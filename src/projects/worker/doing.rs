@@ -143,6 +143,10 @@ impl Worker {
         if let Some((observed, _)) = &mut self.observed {
             observed.apply(step, done);
         }
+        if matches!(step, Step::Discard | Step::DestroyVolume) {
+            // What is forgotten nobody removes: something that was given up on before may have been done meanwhile.
+            self.something_happened(Occasion::Event);
+        }
         match (step, done) {
             (Step::StartInstance, Done::Started { incarnation }) => {
                 self.record.incarnation = Some(incarnation.clone());

@@ -112,8 +112,8 @@ impl Worker {
         if !already {
             tracing::error!(key = %self.key, damage, "no daemon can open its cache");
             self.log_event(self.event("cache-damaged", error.in_words()));
-            self.observed = None;
-            self.look = None;
+            // What is known of its snapshots may be less than what was found of them meanwhile.
+            (self.observed, self.look, self.snapshots) = (None, None, None);
         }
         !already
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Check;
 use super::wishes::Wishes;
-use crate::cast::{Cast, Part};
+use crate::cast::Cast;
 use crate::config::{LONGEST_STALL, TRASH_KEPT};
 use crate::history::{Entry, Fact, Lineage, Project, Verb};
 
@@ -101,8 +101,8 @@ impl TheHostIsTheTruth {
     }
 
     fn all_are_in(&self, projects: &[Project]) -> Result<(), String> {
-        // What tries a snapshot out is nobody's.
-        let is_somebody = |project: &&Project| self.cast.part(**project) != Part::Trial;
+        // What is only a copy has nothing to lose: it goes, and the end of a schedule asks for that.
+        let is_somebody = |project: &&Project| !self.cast.is_derived(**project);
         let mut all = self.volumes.union(&self.instances).filter(is_somebody);
         match all.find(|project| !projects.contains(project)) {
             Some(missing) => Err(format!("{missing} is on the host and was not found again")),

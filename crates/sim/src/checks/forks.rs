@@ -1,6 +1,6 @@
 //! K7: what is derived from a project is kept apart from it, from every other, and within bounds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use kiln::projects::ForkBounds;
 use kiln_domain::cache::FanOutPolicy;
@@ -17,14 +17,11 @@ pub(super) struct CopiesAreKeptApart {
     fan_out: FanOutPolicy,
     owners: BTreeMap<Lineage, Project>,
     running: BTreeMap<Incarnation, (Project, String)>,
-    /// Forks and members that have an instance.
-    copies: BTreeSet<Project>,
 }
 
 impl CopiesAreKeptApart {
     pub(super) fn new(cast: Cast, bounds: ForkBounds, fan_out: FanOutPolicy) -> Self {
-        let (owners, running, copies) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { cast, bounds, fan_out, owners, running, copies }
+        Self { cast, bounds, fan_out, owners: BTreeMap::new(), running: BTreeMap::new() }
     }
 
     fn started(&self, project: Project, lineage: Lineage, address: &str) -> Result<(), String> {
@@ -49,13 +46,14 @@ impl CopiesAreKeptApart {
         } else {
             (usize::from(self.fan_out.members), self.fan_out.on_host)
         };
-        let alike: Vec<&Project> = self.copies.iter().filter(|copy| self.cast.is_fork(**copy) == forks).collect();
-        let own = alike.iter().filter(|copy| self.cast.parent(***copy) == parent).count();
+        let copies = self.running.values().map(|(copy, _)| *copy).filter(|copy| self.is_counted(*copy));
+        let alike: Vec<Project> = copies.filter(|copy| self.cast.is_fork(*copy) == forks).collect();
+        let own = alike.iter().filter(|copy| self.cast.parent(**copy) == parent).count();
         if own <= per_project && alike.len() <= on_host {
             return Ok(());
         }
         let (what, all) = (if forks { "forks" } else { "members" }, alike.len());
-        Err(format!("{parent} has {own} {what} of {all} on the host, and {per_project} of {on_host} may be"))
+        Err(format!("{parent} has {own} {what} of {all} that run, and {per_project} of {on_host} may be"))
     }
 }
 
@@ -79,13 +77,9 @@ impl Check for CopiesAreKeptApart {
             Fact::Started { project, incarnation, lineage, address, .. } => {
                 self.started(*project, *lineage, address)?;
                 self.running.insert(*incarnation, (*project, address.clone()));
+                return if self.is_counted(*project) { self.within_bounds(*project) } else { Ok(()) };
             }
             Fact::Gone { incarnation, .. } => drop(self.running.remove(incarnation)),
-            Fact::InstanceMade { project } if self.is_counted(*project) => {
-                self.copies.insert(*project);
-                return self.within_bounds(*project);
-            }
-            Fact::InstanceDestroyed { project } => drop(self.copies.remove(project)),
             _ => {}
         }
         Ok(())

@@ -6,10 +6,11 @@ use kiln_domain::Timestamp;
 
 use super::Check;
 use super::steady::{Life, Steady};
+use crate::cast::Cast;
 use crate::history::{Change, Entry, Fact, LeaseId, LeaseRow, Project, Request, Verb};
 
-#[derive(Default)]
 pub(super) struct AnAnswerIsAPromise {
+    cast: Cast,
     leases: BTreeMap<LeaseId, Promise>,
     clock: Steady,
     jumps_back: u32,
@@ -20,6 +21,8 @@ struct Promise {
     life: Life,
     /// It may be gone: its project was to be removed.
     unsure: bool,
+    /// It goes with its daemon when its grace is over: that is only a copy.
+    passing: bool,
     release: Option<Change>,
     renewal: Option<(Timestamp, u32)>,
 }
@@ -27,11 +30,19 @@ struct Promise {
 impl Promise {
     /// Whether it must be there.
     const fn holds(&self, age: u64) -> bool {
-        !self.unsure && self.release.is_none() && !self.life.is_over(age)
+        !self.unsure && self.release.is_none() && self.lasts(age)
+    }
+
+    const fn lasts(&self, age: u64) -> bool {
+        if self.passing { self.life.is_alive(age, false) } else { !self.life.is_over(age) }
     }
 }
 
 impl AnAnswerIsAPromise {
+    pub(super) fn new(cast: Cast) -> Self {
+        Self { cast, leases: BTreeMap::new(), clock: Steady::default(), jumps_back: 0 }
+    }
+
     fn leased(
         &mut self,
         entry: &Entry,
@@ -55,7 +66,8 @@ impl AnAnswerIsAPromise {
             return promise.same(&row);
         }
         let life = self.clock.born(entry, request, &row);
-        let promise = Promise { row, life, unsure: false, release: None, renewal: None };
+        let passing = self.cast.is_derived(project);
+        let promise = Promise { row, life, unsure: false, passing, release: None, renewal: None };
         self.leases.insert(lease, promise);
         Ok(())
     }
@@ -90,9 +102,7 @@ impl AnAnswerIsAPromise {
                 return Err(format!("{project}'s lease {lease} was released twice"));
             }
             // Its first release was begun with this very entry's predecessor.
-            Change::Nothing
-                if promise.release == Some(Change::Begun) && !promise.unsure && !promise.life.is_over(age) =>
-            {
+            Change::Nothing if promise.release == Some(Change::Begun) && !promise.unsure && promise.lasts(age) => {
                 return Err(format!("{project}'s lease {lease} was not known when it was to be released"));
             }
             _ => {}

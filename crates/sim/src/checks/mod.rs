@@ -35,14 +35,14 @@ impl Checks {
             Box::new(identity::OneDaemonPerVolume::default()),
             Box::new(builds::NoBuildIsCut::default()),
             Box::new(caches::NoCacheIsLost::new(cast)),
-            Box::new(leases::AnAnswerIsAPromise::default()),
+            Box::new(leases::AnAnswerIsAPromise::new(cast)),
             Box::new(identity::AnAnswerNamesADaemon::new(cast)),
             Box::new(caches::TheHostIsTheTruth::new(cast)),
             Box::new(requests::AHangUpHarmsNobody::new(profile.calm)),
             Box::new(requests::EveryWaitEnds::default()),
             Box::new(forks::CopiesAreKeptApart::new(cast, profile.forks, profile.fan_out)),
             Box::new(past::ThePastIsTrue::default()),
-            Box::new(rescue::RescueServesWhoWaits::default()),
+            Box::new(rescue::RescueServesWhoWaits::new(profile.op_faults == 0)),
         ];
         if !profile.isolates {
             checks.push(Box::new(requests::UntrustedIsRefused::default()));

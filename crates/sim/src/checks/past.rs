@@ -155,7 +155,9 @@ impl ThePastIsTrue {
         let Some(Asked { at, verb, project, .. }) = self.asked.get(&request) else { return Ok(()) };
         let is_so = match verb {
             Verb::Rollback { to, .. } => {
-                let went = |(when, who, to): &(u64, Project, u64)| when >= at && who == project && *to == sequence;
+                // It may have gone there a moment before it was asked to; then nothing has run since.
+                let since = if self.back.contains_key(project) { 0 } else { *at };
+                let went = |(when, who, to): &(u64, Project, u64)| *when >= since && who == project && *to == sequence;
                 to.is_none_or(|to| to == sequence) && self.went.iter().any(went)
             }
             _ => self.snapshots.contains_key(&(*project, sequence)),

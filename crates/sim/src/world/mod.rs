@@ -71,6 +71,8 @@ pub(crate) struct World {
     due: BTreeMap<(u64, u64), Due>,
     /// Operations that were under way when kilnd died.
     left_behind: BTreeMap<Key, Option<Op>>,
+    /// Whose host did something that nobody waited for any more.
+    pub(crate) late: BTreeSet<Key>,
     sequence: u64,
     pub(crate) cast: Cast,
     /// Of each project and of each that is derived from one.
@@ -170,6 +172,7 @@ impl Sim {
             events: None,
             due: BTreeMap::new(),
             left_behind: BTreeMap::new(),
+            late: BTreeSet::new(),
             sequence: 0,
             cast,
             names,

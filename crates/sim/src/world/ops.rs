@@ -225,6 +225,7 @@ impl World {
     fn abandon(&mut self, op: Op) {
         let key = op.record.key.clone();
         let late = self.rng.between(0, 15) * SECOND;
+        self.late.insert(key.clone());
         match (self.rng.below(3), op.step) {
             (0, _) | (2, Step::StopInstance(_)) => drop(self.host.busy.remove(&key)),
             (1, _) => {

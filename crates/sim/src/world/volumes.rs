@@ -6,7 +6,7 @@ use kiln::host::Properties;
 use kiln::host::volumes::{TrashName, VolumeError};
 use kiln_domain::cache::history::newest_good;
 use kiln_domain::plan::Done;
-use kiln_domain::{Key, ProjectRecord, Snapshot, SnapshotName, Timestamp, Verdict};
+use kiln_domain::{Key, ProjectRecord, Role, Snapshot, SnapshotName, Timestamp, Verdict};
 
 use super::host::marks;
 use super::{Host, World};
@@ -131,10 +131,13 @@ impl World {
             ("an instance", instances.keys().collect()),
             ("a volume", volumes.keys().collect()),
             ("something in the trash", trash.keys().map(TrashName::key).collect()),
-            ("certificates", files.keys().collect()),
+            // A trial's are overwritten by the next.
+            ("certificates", files.keys().filter(|key| key.role() != Role::Trial).collect()),
         ];
         for (what, keys) in kinds {
-            if let Some(key) = keys.into_iter().find(|key| key.role().is_derived()) {
+            // What the host did after kilnd had given up on it is an orphan, which `kiln orphans` tells of.
+            let counts = |key: &&Key| key.role().is_derived() && !self.late.contains(*key);
+            if let Some(key) = keys.into_iter().find(counts) {
                 return Err(format!("{what} of {}, which is only a copy, is left", self.project(key)));
             }
         }

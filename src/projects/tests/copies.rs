@@ -1,0 +1,101 @@
+//! What copies of a cache leave behind, how many there may be, and what whoever wants one may expect.
+
+use kiln_domain::cache::HistoryPolicy;
+use kiln_domain::cache::fanout::FanOutPolicy;
+use kiln_domain::{Identity, Role};
+
+use super::past::{bench_with, build, eager, untrusted};
+use super::*;
+
+fn of_pull_request(name: &str) -> RouteOptions {
+    let caller = Caller { untrusted: true, pull_request: Some(name.to_owned()), branch: None };
+    RouteOptions { caller, ..RouteOptions::default() }
+}
+
+#[tokio::test]
+async fn forks_that_come_at_once_are_bounded_too() {
+    let forks = ForkBounds { per_project: 2, on_host: 3 };
+    let config = ProjectsConfig { untrusted: Ok(()), forks, ..config(policy()) };
+    let bench = Bench::with_config(ModelEffects::default(), config);
+    let names: Vec<String> = (0..8).map(|number| number.to_string()).collect();
+    let all = futures_util::future::join_all(names.iter().map(|name| untrusted(&bench, Some(name)))).await;
+    assert_eq!(all.iter().filter(|routed| routed.is_ok()).count(), 2);
+    assert!(all.iter().all(|routed| matches!(routed, Ok(_) | Err(RouteError::TooManyForks { .. }))), "{all:?}");
+}
+
+/// It was done, and nobody was told: what was known of the damaged cache is not about the next.
+#[tokio::test]
+async fn after_a_reset_that_seemed_to_fail_the_empty_cache_is_not_taken_for_damaged() {
+    let bench = bench_with(Policy { history: HistoryPolicy { every: Duration::ZERO, ..eager().history }, ..policy() });
+    build(&bench).await;
+    bench.projects.set(&key(), |settings| settings.tier = Some(kiln_domain::Tier::Hot)).await.expect("hot");
+    bench.until("it is up", async |b| b.phase().await == "warm").await;
+    bench.effects.damage(&key(), "invalid database");
+    bench.effects.kill(&key());
+    bench.until("it is told", async |b| b.phase().await == "failed").await;
+    bench.effects.set_mood(Mood::Lossy(Step::DiscardCache));
+    bench.projects.reset(&key(), false).await.expect_err("the answer is lost");
+    bench.effects.set_mood(Mood::Obedient);
+    assert!(bench.route().await.ready);
+    assert_eq!((bench.count(Step::DiscardCache), bench.count(Step::CreateVolume)), (1, 2));
+}
+
+#[tokio::test]
+async fn members_of_two_projects_that_come_at_once_are_bounded_too() {
+    let effects = ModelEffects::default();
+    effects.set_cheap();
+    let fan_out = FanOutPolicy { builds: 1, members: 1, on_host: 1, pressure: None };
+    let bench = Bench::with_config(effects, ProjectsConfig { fan_out, ..config(policy()) });
+    let other = || BuildSpec::new("github.com/org/other", "", "", "amd64").expect("valid");
+    let route = async |spec: BuildSpec| bench.projects.route(spec, RouteOptions::default()).await.map(deliver);
+    for spec in [spec(), other()] {
+        route(spec).await.expect("routed");
+    }
+    let (one, two) = tokio::join!(route(spec()), route(other()));
+    let keys = [one.expect("routed").key, two.expect("routed").key];
+    let members = keys.iter().filter(|key| matches!(key.role(), Role::Member(_))).count();
+    assert_eq!(members, 1, "{keys:?}");
+}
+
+/// It is written down, and whoever asked does not wait for that any more.
+#[tokio::test]
+async fn a_fork_whose_client_hangs_up_at_once_leaves_nothing() {
+    let bench = bench_with(with_window(Duration::from_millis(50)));
+    {
+        let mut route = std::pin::pin!(bench.projects.route(spec(), of_pull_request("1")));
+        assert!(futures_util::poll!(&mut route).is_pending());
+    }
+    bench.projects.store().ping().await.expect("everything before is on the disk");
+    bench.until("nothing is left of it", async |b| b.projects.list().await.expect("listed").is_empty()).await;
+}
+
+/// Kiln was killed before its worker was there.
+#[tokio::test]
+async fn a_fork_that_was_only_written_down_goes_with_the_next_start() {
+    let config = ProjectsConfig { untrusted: Ok(()), ..config(with_window(Duration::from_millis(50))) };
+    let bench = Bench::on(TempDir::new().expect("a directory"), Arc::new(ModelEffects::default()), config);
+    let (pool, now) = (bench.projects.config.addresses, kiln_domain::Timestamp::from_millis(1_800_000_000_000));
+    bench.projects.store().create_project(Identity::fork(spec()), pool, now).await.expect("written down");
+    drop(bench.projects.start(bench.running.clone()).await.expect("the store can be read"));
+    bench.until("nothing is left of it", async |b| b.projects.list().await.expect("listed").is_empty()).await;
+}
+
+#[tokio::test]
+async fn whoever_wants_a_copy_that_does_not_get_away_is_told_in_time() {
+    let policy = with_window(Duration::from_millis(20));
+    let route_wait = Duration::from_secs(2);
+    let config = ProjectsConfig { untrusted: Ok(()), route_wait, ..config(policy) };
+    let bench = Bench::with_config(ModelEffects::default(), config);
+    let first = untrusted(&bench, Some("1")).await.expect("routed");
+    bench.effects.set_mood(Mood::Failing(Step::DestroyVolume));
+    assert!(bench.projects.complete(&first.key, &token(&first)).await.expect("asked"));
+    bench
+        .until("it is leaving", async |b| {
+            b.projects.show(&first.key).await.expect("shown").is_some_and(|view| view.phase == "removing")
+        })
+        .await;
+    let asked = tokio::time::Instant::now();
+    let refused = untrusted(&bench, Some("1")).await;
+    assert!(matches!(refused, Err(RouteError::Failed { retryable: true, .. })), "{refused:?}");
+    assert!(asked.elapsed() < 2 * route_wait, "{:?}", asked.elapsed());
+}
