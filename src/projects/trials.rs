@@ -5,6 +5,7 @@
 //! tried.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -64,6 +65,10 @@ impl Trials {
 
 impl Projects {
     pub(super) async fn try_snapshots_out(&self) {
+        // A host that does not answer yet has others to answer first.
+        while !self.shared.surveyed.load(Ordering::Acquire) {
+            tokio::time::sleep(CALM).await;
+        }
         self.sweep_trials().await;
         loop {
             let (key, snapshot) = self.shared.trials.next().await;
