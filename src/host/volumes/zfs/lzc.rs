@@ -1,6 +1,6 @@
-//! The same verbs through libzfs_core: no process is started, and an error is a number.
+//! The same verbs through `libzfs_core`: no process is started, and an error is a number.
 //!
-//! Of the crate libzetta only what calls libzfs_core is used. What it does with the `zfs` command loses names and errors
+//! Of the crate libzetta only what calls `libzfs_core` is used. What it does with the `zfs` command loses names and errors
 //! (clippy.toml forbids it), and clone and promote it does not have: those are called here.
 
 use std::collections::HashMap;
@@ -58,7 +58,7 @@ impl Lzc {
     }
 }
 
-/// An error of libzfs_core, before it is known what it was about.
+/// An error of `libzfs_core`, before it is known what it was about.
 enum Problem {
     Number(i32),
     Text(String),

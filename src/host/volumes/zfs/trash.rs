@@ -37,7 +37,8 @@ impl ZfsEngine {
         self.unmount(OPERATION, key).await?;
         let name = self.next_trash(OPERATION, key).await?;
         self.move_to_trash(OPERATION, key, &name).await?;
-        // The directory that it was mounted on.
+        // With the directory that it was mounted on, copies of the mount go that other namespaces have, as of a container that
+        // somebody forgot: they would keep it from being freed.
         let point = mountpoint(&self.base, key);
         if let Err(error) = tokio::fs::remove_dir(&point).await {
             tracing::debug!(path = %point.display(), %error, "a mountpoint stays");

@@ -74,24 +74,47 @@ async fn zfs_names_who_is_in_a_cache() {
     assert!(engine.trash().await.expect("trash").is_empty());
     sleeper.kill().and_then(|()| sleeper.wait()).expect("ended");
 
-    // Another mount namespace, as of a container that somebody forgot.
-    let mut other =
-        Command::new("unshare").args(["--mount", "--propagation", "private", "sleep", "600"]).spawn().expect("started");
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    assert_eq!(engine.list().await.expect("listed").len(), 2, "with the fork");
+}
+
+/// A process in a mount namespace of its own, as of a container that somebody forgot.
+fn elsewhere(script: &str) -> std::process::Child {
+    let mut other = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", script])
+        .spawn()
+        .expect("started");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     // Until then what is unmounted here is unmounted there, too.
     let comm = format!("/proc/{}/comm", other.id());
     while std::fs::read_to_string(&comm).expect("it runs").trim() != "sleep" {
+        assert!(other.try_wait().expect("asked").is_none(), "it ended");
         assert!(std::time::Instant::now() < deadline, "it has no namespace of its own");
-        tokio::task::yield_now().await;
+        std::thread::yield_now();
     }
+    other
+}
+
+#[tokio::test]
+async fn zfs_frees_what_another_mount_namespace_has_unless_somebody_works_in_it() {
+    let Some(root) = ZfsRoot::new() else { return };
+    let engine = open(&root).await;
+    engine.create(&key(), &given(), None).await.expect("created");
+    let mut other = elsewhere("exec sleep 600");
     let trashed = engine.discard(&key()).await.expect("ours is unmounted");
-    let error = engine.purge(&trashed).await.expect_err("held");
-    let text = error.to_string();
-    assert!(matches!(error, VolumeError::Busy { .. }) && text.contains(&format!("process {} ", other.id())), "{text}");
+    engine.purge(&trashed).await.expect("theirs went with the directory that it was mounted on");
     other.kill().and_then(|()| other.wait()).expect("ended");
+
+    let volume = engine.create(&key(), &given(), None).await.expect("created");
+    let mut other = elsewhere(&format!("cd {} && exec sleep 600", volume.path.display()));
+    let trashed = engine.discard(&key()).await.expect("ours is unmounted");
+    let error = engine.purge(&trashed).await.expect_err("it is used");
+    assert!(matches!(error, VolumeError::Busy { .. }), "{error}");
     assert_eq!(engine.trash().await.expect("trash").len(), 1, "it is still to be seen");
-    engine.purge(&trashed).await.expect("purged: a purge that failed half-way is taken up");
-    assert_eq!(engine.list().await.expect("listed").len(), 1, "the fork");
+    assert!(engine.restore(&trashed).await.is_ok_and(|restored| restored == volume), "and can be brought back");
+    let trashed = engine.discard(&key()).await.expect("discarded");
+    other.kill().and_then(|()| other.wait()).expect("ended");
+    engine.purge(&trashed).await.expect("purged");
+    assert!(root.contents().is_empty(), "{:?}", root.contents());
 }
 
 #[tokio::test]
