@@ -89,7 +89,8 @@ printf 'architecture: x86_64\ncreation_date: 1\n' >"$image/metadata.yaml"
 tar -C "$image" -cf "$image.tar" metadata.yaml rootfs
 incus image import "$image.tar" --alias platform >/dev/null
 zfs create -o mountpoint=/mnt/platform tank/platform
-timed "incus init" incus init --quiet platform platform --storage kiln --no-profiles -c security.nesting=true </dev/null
+timed "incus init" incus init --quiet platform platform --storage kiln --no-profiles -c security.nesting=true </dev/null 2>/run/init ||
+    { cat /run/init; exit 1; }
 incus config device add platform cache disk source=/mnt/platform path=/cache shift=true >/dev/null
 check "a container starts" timed "incus start" incus start platform
 check "it writes to a dataset of the host" incus exec platform -- /bin/busybox sh -c 'echo inside >/cache/file' </dev/null
