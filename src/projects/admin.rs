@@ -33,6 +33,8 @@ pub enum VerbError {
     Busy { key: Key, need: String },
     #[error("{key} has no {what}{rest}", what = no_snapshot(.wanted.as_ref()), rest = there_is(.there))]
     NoSnapshot { key: Key, wanted: Option<SnapshotName>, there: String },
+    #[error("{0} has no cache")]
+    NoCache(Key),
     #[error(transparent)]
     Bad(#[from] SettingsError),
     /// A disk or a volume is full.
@@ -58,6 +60,7 @@ impl VerbError {
     pub(super) fn of(key: &Key, refusal: StopRefusal) -> Self {
         match refusal {
             StopRefusal::Busy(need) => Self::Busy { key: key.clone(), need },
+            StopRefusal::NoCache => Self::NoCache(key.clone()),
             StopRefusal::NoRoom(text) => Self::NoRoom(text),
             StopRefusal::Failed { text, retryable } => Self::Failed { text, retryable },
         }

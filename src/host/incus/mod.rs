@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use kiln_domain::Key;
 use reqwest::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -34,6 +35,7 @@ use tokio::sync::{OnceCell, broadcast};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::network::{Network, NetworkError, PROOF_DEADLINE, ProofError};
+use super::pressure;
 use super::{Change, FoundInstance, InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
 use crate::causes::in_one_line;
 use client::{ApiError, Bounds, Client, status};
@@ -344,6 +346,10 @@ impl Runtime for IncusRuntime {
         }
     }
 
+    fn pressure(&self, key: &Key) -> Option<f64> {
+        pressure::of_cgroup(&cgroup_of(&self.config.project, &key.daemon_name()))
+    }
+
     async fn prove_isolation(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
         const OPERATION: &str = "prove the isolation of";
         self.prepared().await?;
@@ -465,6 +471,12 @@ pub(crate) async fn ready(config: &IncusConfig) -> Result<Client, RuntimeError> 
     let client = Client::new(&config.socket, &config.project).map_err(|e| failure("connect to", &config.project, e))?;
     prepare::prepare(&client, config).await?;
     Ok(client)
+}
+
+/// Where LXC puts what an instance runs, as Incus names its instances to it: those of the project `default` by their names alone.
+fn cgroup_of(project: &str, name: &str) -> PathBuf {
+    let full = if project == "default" { name.to_owned() } else { format!("{project}_{name}") };
+    PathBuf::from(format!("/sys/fs/cgroup/lxc.payload.{full}"))
 }
 
 fn path_of(name: &str) -> String {
