@@ -199,6 +199,11 @@ impl ModelEffects {
         self.host().disk.throw_away(name, since, bytes);
     }
 
+    /// From now on what is freed shows only when somebody waits for it.
+    pub fn set_lazy_disk(&self) {
+        self.host().disk.lazy = true;
+    }
+
     pub fn set_snapshots(&self, key: &Key, all: Vec<Snapshot>) {
         self.host().snapshots.insert(key.clone(), all);
     }
@@ -346,6 +351,11 @@ impl Effects for ModelEffects {
         let host = self.host();
         host.can_be_seen()?;
         Ok(host.disk.fullness(&host.snapshots))
+    }
+
+    async fn freed(&self) -> Result<(), EffectError> {
+        self.host().disk.freed();
+        Ok(())
     }
 
     async fn load(&self) -> HostLoad {

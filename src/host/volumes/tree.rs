@@ -294,6 +294,10 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         measured.map_err(|e| e.during("measure", "all"))
     }
 
+    async fn freed(&self) -> Result<(), VolumeError> {
+        self.medium.freed(&self.root).await.map_err(|e| e.during("wait until freed", "all"))
+    }
+
     async fn set_properties(&self, key: &Key, properties: &Properties) -> Result<(), VolumeError> {
         const OPERATION: &str = "set properties of";
         let _locked = self.locks.lock(key).await;
