@@ -65,6 +65,8 @@ struct Stopper {
     wish: StopWish,
     /// Whoever uses it.
     force: bool,
+    /// What the journal says when it is done.
+    why: Option<String>,
     reply: StopReply,
 }
 
