@@ -98,6 +98,8 @@ pub(super) struct Worker {
     snapshots: Option<Vec<Snapshot>>,
     /// What a daemon said that could not open the cache.
     damage: Option<String>,
+    /// The last step that was begun takes the cache back because of that, and nobody had to ask for it.
+    rescues: bool,
     room: Room,
     /// Something about the past failed.
     upkeep_paused_until: Option<Timestamp>,
@@ -187,6 +189,7 @@ impl Worker {
             thinners: Vec::new(),
             snapshots: None,
             damage: None,
+            rescues: false,
             room: Room::default(),
             upkeep_paused_until: None,
             observed: None,
@@ -313,6 +316,7 @@ impl Worker {
             self.report();
             if let Some(step) = step {
                 self.note_fault(&reason);
+                self.rescues = matches!(reason, Reason::Rescue { .. });
                 return self.start_step(step);
             }
             if self.record.phase == Phase::Removing {
