@@ -167,6 +167,9 @@ impl Worker {
             lease.clamp_to(now, &shared.policy.lease);
         }
         record.last_activity = record.last_activity.min(now);
+        for at in [&mut record.cache.snapshot, &mut record.cache.rescued].into_iter().flatten() {
+            *at = (*at).min(now);
+        }
         desk.load.set_leases(leases.len());
         let settings = shared.settings(&record);
         desk.load.set_members(settings.fan_out);

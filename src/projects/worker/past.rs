@@ -14,7 +14,7 @@ use super::super::messages::StopRefusal;
 use super::{Occasion, Worker};
 
 /// Before anything about the past is tried again that failed.
-const UPKEEP_AGAIN: Duration = Duration::from_mins(5);
+pub(super) const UPKEEP_AGAIN: Duration = Duration::from_mins(5);
 
 impl Worker {
     pub(super) fn note_snapshots(&mut self, step: Step, all: &[Snapshot], taken: bool) {
