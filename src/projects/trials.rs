@@ -36,6 +36,7 @@ pub(super) struct Trials(Arc<Waiting>);
 #[derive(Debug, Default)]
 struct Waiting {
     queue: Mutex<VecDeque<(Key, SnapshotName)>>,
+    under_way: Mutex<Option<(Key, SnapshotName)>>,
     asked: Notify,
 }
 
@@ -50,6 +51,16 @@ impl Trials {
         queue.push_back((key.clone(), snapshot));
         drop(queue);
         self.0.asked.notify_one();
+    }
+
+    /// Which one of this cache is being tried out: it is not to be destroyed under that.
+    pub(super) fn under_way(&self, key: &Key) -> Option<SnapshotName> {
+        let under_way = self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        under_way.as_ref().filter(|(of, _)| of == key).map(|(_, snapshot)| *snapshot)
+    }
+
+    fn set_under_way(&self, trial: Option<(Key, SnapshotName)>) {
+        *self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner) = trial;
     }
 
     async fn next(&self) -> (Key, SnapshotName) {
@@ -75,7 +86,9 @@ impl Projects {
             while self.shared.admission.is_busy() {
                 tokio::time::sleep(CALM).await;
             }
+            self.shared.trials.set_under_way(Some((key.clone(), snapshot)));
             let tried = tokio::time::timeout(PATIENCE, self.try_out(&key, snapshot)).await;
+            self.shared.trials.set_under_way(None);
             let late = EffectError::TimedOut { step: "try a snapshot out", after: PATIENCE };
             if let Err(error) = tried.unwrap_or(Err(late)) {
                 tracing::warn!(%key, %snapshot, %error, "a snapshot could not be tried out; it stays unchecked");

@@ -458,6 +458,7 @@ impl Worker {
                 snapshots: self.snapshots.as_deref(),
                 damage: self.damage.as_deref(),
                 cheap: self.shared.effects.snapshots_are_cheap(),
+                on_trial: self.shared.trials.under_way(&self.key),
                 thin: !self.thinners.is_empty(),
                 paused_until: self.upkeep_paused_until,
             },
