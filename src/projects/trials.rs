@@ -26,6 +26,9 @@ const CALM: Duration = Duration::from_secs(2);
 /// Whatever is wrong with the host is not over at once.
 const SWEEP_AGAIN: Duration = Duration::from_mins(1);
 
+/// What a trial had given up on may be done when everything else of it is gone.
+const SWEEP_EVERY: Duration = Duration::from_mins(10);
+
 /// Longer than a trial gives itself, with what it takes to clear it away.
 const PATIENCE: Duration = Duration::from_mins(5);
 
@@ -82,7 +85,10 @@ impl Projects {
         }
         self.sweep_trials().await;
         loop {
-            let (key, snapshot) = self.shared.trials.next().await;
+            let Ok((key, snapshot)) = tokio::time::timeout(SWEEP_EVERY, self.shared.trials.next()).await else {
+                self.sweep_trials().await;
+                continue;
+            };
             while self.shared.admission.is_busy() {
                 tokio::time::sleep(CALM).await;
             }
