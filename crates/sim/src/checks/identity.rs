@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Check;
-use crate::cast::Cast;
 use crate::config::SECOND;
 use crate::history::{Cause, Entry, Fact, Incarnation, Lineage, Project, Request};
 
@@ -37,8 +36,8 @@ impl Check for OneDaemonPerVolume {
 }
 
 /// K4: a generation is one daemon for ever, and an answer that says `ready` names one that served.
+#[derive(Default)]
 pub(super) struct AnAnswerNamesADaemon {
-    cast: Cast,
     /// Grows when the project is forgotten: its successor counts anew.
     epochs: BTreeMap<Project, u32>,
     lost: u32,
@@ -56,19 +55,6 @@ const HEARD_AFTER: u64 = 30 * SECOND;
 const NOTICED_AFTER: u64 = 60 * SECOND;
 
 impl AnAnswerNamesADaemon {
-    pub(super) const fn new(cast: Cast) -> Self {
-        Self {
-            cast,
-            epochs: BTreeMap::new(),
-            lost: 0,
-            numbers: BTreeMap::new(),
-            served: BTreeSet::new(),
-            stopped: BTreeMap::new(),
-            died: BTreeMap::new(),
-            asked: BTreeMap::new(),
-        }
-    }
-
     fn epoch(&self, project: Project) -> u32 {
         self.epochs.get(&project).copied().unwrap_or(0) + self.lost
     }
@@ -109,9 +95,8 @@ impl Check for AnAnswerNamesADaemon {
         match entry.fact {
             Fact::DatabaseLost => self.lost += 1,
             Fact::Discarded { project, forgets: true, .. } => *self.epochs.entry(project).or_default() += 1,
-            Fact::Freed { project, .. } if self.cast.is_derived(project) => {
-                *self.epochs.entry(project).or_default() += 1;
-            }
+            // A copy is forgotten with it; and what has no cache any more may be forgotten, and nothing on the host tells.
+            Fact::Freed { project, .. } => *self.epochs.entry(project).or_default() += 1,
             Fact::Numbered { project, generation, incarnation } => {
                 let number = (project, self.epoch(project), generation);
                 let before = *self.numbers.entry(number).or_insert(incarnation);
