@@ -14,7 +14,7 @@ use super::super::messages::StopRefusal;
 use super::{Occasion, Worker};
 
 /// Before anything about the past is tried again that failed.
-const UPKEEP_AGAIN: Duration = Duration::from_mins(5);
+pub(super) const UPKEEP_AGAIN: Duration = Duration::from_mins(5);
 
 impl Worker {
     pub(super) fn note_snapshots(&mut self, step: Step, all: &[Snapshot], taken: bool) {
@@ -44,13 +44,14 @@ impl Worker {
     pub(super) fn note_rollback(&mut self, to: SnapshotName) {
         self.snapshots = None;
         let text = match self.damage.take() {
-            Some(damage) => {
+            // Whoever asked for it by hand may ask as often as they like: it takes nothing from what Kiln does by itself.
+            Some(damage) if self.rescues => {
                 self.record.cache.rescued = Some(self.now());
                 self.shared.metrics.daemon_at_fault(crate::metrics::Fault::CacheDamaged);
                 tracing::error!(key = %self.key, %to, damage, "its cache was damaged and has gone back to a snapshot");
                 format!("its cache was damaged ({damage}) and has gone back to {to}; the damaged one is in the trash")
             }
-            None => format!("its cache has gone back to {to}; what it was is in the trash"),
+            _ => format!("its cache has gone back to {to}; what it was is in the trash"),
         };
         drop(self.shared.store.save_project(&self.record, Some(self.event("rollback", text))));
         self.answer_wishes(|wish| matches!(wish, StopWish::Rollback(wanted) if wanted == to), &Ok(()));
