@@ -39,6 +39,7 @@ median() { sort -n | awk '{ v[NR] = $1 } END { if (NR) print (NR % 2) ? v[(NR + 
 
 point_fork() {
     local repo=example.com/caches/fork key least=9 most=9 rounds=0 call over status=0 route
+    local limit=$((500 * ${KILN_PATIENCE:-1}))
     [[ -z $short ]] || least=3
     caches_config ''
     kilnd_start "$home/kiln.toml"
@@ -53,7 +54,7 @@ point_fork() {
     printf '\0\0\0\0\0' >"$home/nothing"
     call=$(for _ in 1 2 3 4 5 6 7; do bare_call; done | median)
     # What else the machine does adds to each round, and to the quickest the least: where it does much, it takes more of them.
-    until [[ $rounds -ge $most ]] || { [[ $rounds -ge $least ]] && holds "$over < 500"; }; do
+    until [[ $rounds -ge $most ]] || { [[ $rounds -ge $least ]] && holds "$over < $limit"; }; do
         asked_fork "f$rounds" "$repo" "$rounds"
         [[ $asked_status == 200 ]] || die 1 "no fork: $asked_status $(cat "$home/answers/f$rounds")"
         echo "$asked_ms" >>"$home/forked"
@@ -68,8 +69,7 @@ point_fork() {
     figure "bare" "$(tr '\n' ' ' <"$home/bare")" ms
     figure "the programs that the bare way is made of, of that" "$((5 * call))" ms
     figure "the quickest fork over the quickest bare one" "$over" ms
-    local most=$((500 * ${KILN_PATIENCE:-1}))
-    check "a fork costs less than $most ms over its floor" holds "$over < $most"
+    check "a fork costs less than $limit ms over its floor" holds "$over < $limit"
     over=$(($(median <"$home/forked") - $(median <"$home/bare") + 5 * call))
     bar "fork over the bare floor" '50 ms' "$over ms" "$over <= 50"
 
