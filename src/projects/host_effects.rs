@@ -35,6 +35,9 @@ const TOML: &str = "buildkitd.toml";
 /// The property that names the pull request of a fork.
 pub(super) const PULL_REQUEST: &str = "pull_request";
 
+/// The property of a volume that says what it has grown to, in bytes.
+pub(super) const SIZE: &str = "size";
+
 /// What all daemons of this host have in common.
 #[derive(Debug, Clone)]
 pub struct HostEffectsConfig {
@@ -451,7 +454,7 @@ impl Effects for HostEffects {
             }
             Step::TakeSnapshot => return self.take_snapshot(record).await,
             Step::Measure => return Ok(Done::Measured(volumes.fill(&record.key).await?)),
-            Step::Resize(to) => volumes.resize(&record.key, Some(to)).await?,
+            Step::Resize(to) => self.resize(record, to).await?,
             Step::DestroySnapshot(name) => volumes.destroy_snapshot(&record.key, name).await?,
             Step::StopInstance(how) => {
                 let bound = match how {
@@ -624,11 +627,13 @@ pub(super) fn properties(record: &ProjectRecord) -> Properties {
     .collect()
 }
 
-/// What a volume carries beyond that: what was set for the project, which nothing else on the host tells of.
+/// What a volume carries beyond that: what was set for the project, and what its cache has grown to. Nothing else on the host
+/// tells of either, and a cache that comes back smaller than what is in it is collected down to that.
 fn described(record: &ProjectRecord) -> Properties {
     let mut properties = properties(record);
     // A struct of plain values always has a JSON form.
     properties.insert("settings".to_owned(), serde_json::to_string(&record.settings).unwrap_or_default());
+    properties.extend(record.cache.size.map(|size| (SIZE.to_owned(), size.to_string())));
     properties
 }
 

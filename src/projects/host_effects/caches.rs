@@ -71,6 +71,14 @@ impl HostEffects {
         self.describe(record).await
     }
 
+    /// What it has grown to is written down beside it: the database may be lost, and what is in the trash has no other.
+    pub(super) async fn resize(&self, record: &ProjectRecord, to: u64) -> Result<(), EffectError> {
+        self.parts.volumes.resize(&record.key, Some(to)).await?;
+        let mut resized = record.clone();
+        resized.cache.size = Some(to);
+        self.describe(&resized).await
+    }
+
     /// None is taken of what is as it was.
     pub(super) async fn take_snapshot(&self, record: &ProjectRecord) -> Result<Done, EffectError> {
         let (volumes, key) = (&self.parts.volumes, &record.key);

@@ -406,6 +406,29 @@ async fn what_is_set_outlives_the_database() {
     assert_eq!(lab.seen().await.volume, VolumeSeen::Ready, "and is no part of the identity");
 }
 
+/// Made smaller than what is in it, a cache is collected down to that.
+#[tokio::test]
+async fn what_a_cache_has_grown_to_comes_back_with_it() {
+    let mut lab = Lab::new();
+    let key = lab.record.key.clone();
+    lab.step(Step::CreateVolume).await;
+    lab.step(Step::Resize(135 << 30)).await;
+    lab.effects.discard_volume(&key).await.expect("discarded");
+    let trashed = lab.effects.trash().await.expect("listed").remove(0);
+    let marks = lab.effects.restore(&trashed.name).await.expect("restored");
+    lab.record = super::super::reconcile::record_of(&marks, Timestamp::from_millis(BEGIN)).expect("a project");
+    lab.step(Step::WriteFiles).await;
+    assert_eq!(lab.volumes.usage(&key).await.expect("measured").size, Some(135 << 30));
+    let toml = lab.state.path().join("daemons").join(key.as_str()).join(TOML);
+    let toml = std::fs::read_to_string(toml).expect("written");
+    let kept = Collection::of(135 << 30, &Bounds::new(64 << 30, None, &SizePolicy::default()), &SizePolicy::default());
+    assert!(toml.contains(&kept.ceiling.to_string()), "{toml}");
+    // As `kiln set` does, at any time later.
+    lab.effects.describe(&lab.record).await.expect("written");
+    let survey = lab.effects.survey().await.expect("looked through");
+    assert_eq!(survey.volumes[0].properties.get(SIZE), Some(&(135_u64 << 30).to_string()));
+}
+
 #[tokio::test]
 async fn untrusted_code_is_served_to_nobody_before_its_isolation_is_proven() {
     let mut lab = Lab::running().await;
