@@ -48,6 +48,8 @@ struct Host {
     builds: u32,
     /// No daemon answers.
     hangs: bool,
+    /// Whether untrusted code is kept apart cannot be told.
+    unproven: bool,
     /// Whose steps never end.
     stuck: Option<Key>,
     load: HostLoad,
@@ -116,6 +118,7 @@ impl Default for ModelEffects {
             mood: Mood::default(),
             builds: 0,
             hangs: false,
+            unproven: false,
             stuck: None,
             load: HostLoad::default(),
             found: Survey::default(),
@@ -175,6 +178,11 @@ impl ModelEffects {
     /// Whether the daemons leave questions unanswered from now on.
     pub fn set_hanging(&self, hangs: bool) {
         self.host().hangs = hangs;
+    }
+
+    /// Whether nobody can tell from now on that untrusted code is kept apart.
+    pub fn set_unproven(&self, unproven: bool) {
+        self.host().unproven = unproven;
     }
 
     /// Every step for this project hangs from now on.
@@ -288,7 +296,11 @@ impl Effects for ModelEffects {
         self.look().await;
         let host = self.host();
         host.can_be_seen()?;
-        Ok(host.seen.get(&record.key).cloned().unwrap_or(Observed::NOTHING))
+        let mut seen = host.seen.get(&record.key).cloned().unwrap_or(Observed::NOTHING);
+        if host.unproven && record.key.is_fork() {
+            seen.answers(false);
+        }
+        Ok(seen)
     }
 
     async fn perform(&self, step: Step, record: &ProjectRecord, _settings: &Settings) -> Result<Done, EffectError> {
@@ -437,6 +449,9 @@ impl ModelEffects {
             let (instance, reached) = (record.key.daemon_name(), "the metadata service".to_owned());
             let source = RuntimeError::NotIsolated { instance, reached };
             return Err(EffectError::NotIsolated { key: record.key.clone(), source });
+        }
+        if host.unproven && record.key.is_fork() && matches!(step, Step::AwaitServing | Step::Probe) {
+            return failed();
         }
         if let (Step::StartInstance, Some(what)) = (step, host.damaged.get(&record.key)) {
             return Err(EffectError::Damaged { key: record.key.clone(), what: what.clone() });

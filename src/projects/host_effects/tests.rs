@@ -139,6 +139,20 @@ impl Lab {
         Self { state, runtime, volumes, daemon, clock, effects: HostEffects::new(config, parts), record, settings }
     }
 
+    /// As Kiln would have them after a restart, on the same host.
+    fn restarted(&self) -> HostEffects {
+        let HostParts { runtime, volumes, pki, probe, clock, pressure } = &self.effects.parts;
+        let parts = HostParts {
+            runtime: runtime.clone(),
+            volumes: volumes.clone(),
+            pki: pki.clone(),
+            probe: probe.clone(),
+            clock: clock.clone(),
+            pressure: pressure.clone(),
+        };
+        HostEffects::new(self.effects.config.clone(), parts)
+    }
+
     /// With a daemon that runs.
     async fn running() -> Self {
         let lab = Self::new();
@@ -455,6 +469,7 @@ async fn untrusted_code_is_served_to_nobody_before_its_isolation_is_proven() {
     assert!(unknown.is_retryable(), "{unknown}");
     lab.runtime.set_fault(Operation::Prove, None);
     lab.step(Step::AwaitServing).await;
+    lab.record.incarnation = Some(lab.incarnation().await);
 
     let proofs = lab.runtime.proofs();
     lab.runtime.set_leak(&key, Some("the metadata service"));
@@ -471,6 +486,53 @@ async fn untrusted_code_is_served_to_nobody_before_its_isolation_is_proven() {
     lab.clock.0.fetch_sub(3_600_000, Ordering::SeqCst);
     lab.step(Step::Probe).await;
     assert_eq!(lab.runtime.proofs(), proofs + 3);
+}
+
+#[tokio::test]
+async fn untrusted_code_that_answers_is_not_seen_to_serve_without_a_proof_of_this_run() {
+    let serves = async |lab: &Lab, effects: &HostEffects| {
+        let seen = effects.observe(&lab.record, &lab.settings).await.expect("observed");
+        matches!(seen.instance, InstanceSeen::Running { serving: true, .. })
+    };
+    let mut lab = Lab::running().await;
+    assert!(serves(&lab, &lab.effects).await, "of trusted code nothing is asked");
+    lab.record.key = lab.record.key.fork();
+    for step in [Step::CreateVolume, Step::WriteFiles, Step::CreateInstance, Step::StartInstance] {
+        lab.step(step).await;
+    }
+    // One whose proof fails without a leak.
+    lab.runtime.set_fault(Operation::Prove, Some(Fault::Fail));
+    lab.try_step(Step::AwaitServing).await.expect_err("nobody knows");
+    assert!(!serves(&lab, &lab.effects).await);
+    lab.runtime.set_fault(Operation::Prove, None);
+    lab.step(Step::AwaitServing).await;
+    assert!(serves(&lab, &lab.effects).await);
+    lab.record.incarnation = Some(lab.incarnation().await);
+    lab.step(Step::Probe).await;
+
+    // One whose proof cannot be renewed.
+    lab.clock.0.fetch_add(300_000, Ordering::SeqCst);
+    lab.runtime.set_fault(Operation::Prove, Some(Fault::Fail));
+    lab.try_step(Step::Probe).await.expect_err("nobody knows");
+    assert!(!serves(&lab, &lab.effects).await);
+    lab.runtime.set_fault(Operation::Prove, None);
+    lab.step(Step::Probe).await;
+    assert!(serves(&lab, &lab.effects).await);
+
+    // One that was running when Kiln began.
+    let again = lab.restarted();
+    assert!(!serves(&lab, &again).await);
+    again.perform(Step::AwaitServing, &lab.record, &lab.settings).await.expect("proven");
+    assert!(serves(&lab, &again).await);
+
+    // One that somebody else has started anew.
+    assert!(lab.runtime.kill(&lab.record.key));
+    lab.step(Step::StartInstance).await;
+    assert!(!serves(&lab, &lab.effects).await);
+    let proofs = lab.runtime.proofs();
+    lab.record.incarnation = Some(lab.incarnation().await);
+    lab.step(Step::Probe).await;
+    assert_eq!((lab.runtime.proofs(), serves(&lab, &lab.effects).await), (proofs + 1, true));
 }
 
 #[tokio::test]

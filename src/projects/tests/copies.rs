@@ -2,6 +2,7 @@
 
 use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::cache::fanout::FanOutPolicy;
+use kiln_domain::health::HealthPolicy;
 use kiln_domain::{Identity, Role};
 
 use super::past::{bench_with, build, eager, untrusted};
@@ -98,4 +99,70 @@ async fn whoever_wants_a_copy_that_does_not_get_away_is_told_in_time() {
     let refused = untrusted(&bench, Some("1")).await;
     assert!(matches!(refused, Err(RouteError::Failed { retryable: true, .. })), "{refused:?}");
     assert!(asked.elapsed() < 2 * route_wait, "{:?}", asked.elapsed());
+}
+
+/// Asked how it is all the time.
+fn watched(window: Duration) -> Policy {
+    let soon = Duration::from_millis(10);
+    let policy = with_window(window);
+    Policy { health: HealthPolicy { probe_every: soon, ask_again: soon, ..policy.health }, ..policy }
+}
+
+async fn asked_now(bench: &Bench, name: &str) -> RouteResponse {
+    let options = RouteOptions { wait: Some(Duration::ZERO), ..of_pull_request(name) };
+    deliver(bench.projects.route(spec(), options).await.expect("leased"))
+}
+
+async fn told(bench: &Bench, key: &Key, kind: &str) -> bool {
+    let (_, events) = bench.projects.why(key).await.expect("explained");
+    events.iter().any(|event| event.kind == kind)
+}
+
+#[tokio::test]
+async fn k7_a_fork_whose_isolation_nobody_can_tell_serves_nobody() {
+    let bench = bench_with(policy());
+    build(&bench).await;
+    bench.effects.set_unproven(true);
+    let refused = untrusted(&bench, Some("1")).await;
+    assert!(matches!(refused, Err(RouteError::Failed { .. })), "{refused:?}");
+    assert!(bench.route().await.ready, "of the project's own daemon nothing is asked");
+    bench.effects.set_unproven(false);
+    assert!(untrusted(&bench, Some("1")).await.expect("routed").ready);
+}
+
+#[tokio::test]
+async fn k7_a_fork_whose_proof_cannot_be_renewed_gets_no_more_builds_though_the_host_cannot_be_looked_at() {
+    let bench = bench_with(watched(Duration::from_secs(900)));
+    let fork = untrusted(&bench, Some("1")).await.expect("routed").key;
+    bench.effects.set_mood(Mood::Blind);
+    bench.effects.set_unproven(true);
+    bench.until("it was asked in vain", async |b| told(b, &fork, "doubt").await).await;
+    assert!(!asked_now(&bench, "1").await.ready);
+    assert_eq!(bench.count(Step::StopInstance(Stop::Force)), 0, "nothing says that it leaks");
+    bench.effects.set_unproven(false);
+    bench.effects.set_mood(Mood::Obedient);
+    assert!(untrusted(&bench, Some("1")).await.expect("routed").ready);
+}
+
+#[tokio::test]
+async fn k7_a_fork_that_says_what_it_builds_has_proven_nothing() {
+    let bench = bench_with(watched(Duration::from_millis(50)));
+    bench.effects.set_builds(1);
+    let build = untrusted(&bench, Some("1")).await.expect("routed");
+    bench.effects.set_unproven(true);
+    bench.effects.happen(&build.key);
+    bench.projects.complete(&build.key, &token(&build)).await.expect("released");
+    bench.until("it is asked before it is stopped", async |b| b.count(Step::CountBuilds) > 0).await;
+    bench
+        .until("a build runs in it", async |b| {
+            b.projects
+                .show(&build.key)
+                .await
+                .expect("shown")
+                .is_some_and(|view| view.reason.contains("by its own account"))
+        })
+        .await;
+    assert!(!asked_now(&bench, "1").await.ready);
+    bench.effects.set_unproven(false);
+    assert!(untrusted(&bench, Some("1")).await.expect("routed").ready);
 }
