@@ -11,7 +11,7 @@ use super::*;
 use crate::buildkit::ControlError;
 use crate::host::RuntimeError;
 use crate::host::fake::{FakeRuntime, Fault, Operation};
-use crate::host::volumes::FakeVolumes;
+use crate::host::volumes::{DirEngine, FakeVolumes, search_path};
 
 /// How a daemon takes a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,10 +141,14 @@ impl Lab {
 
     /// As Kiln would have them after a restart, on the same host.
     fn restarted(&self) -> HostEffects {
-        let HostParts { runtime, volumes, pki, probe, clock, pressure } = &self.effects.parts;
+        self.with_volumes(self.volumes.clone())
+    }
+
+    fn with_volumes(&self, volumes: Arc<dyn VolumeEngine>) -> HostEffects {
+        let HostParts { runtime, pki, probe, clock, pressure, .. } = &self.effects.parts;
         let parts = HostParts {
             runtime: runtime.clone(),
-            volumes: volumes.clone(),
+            volumes,
             pki: pki.clone(),
             probe: probe.clone(),
             clock: clock.clone(),
@@ -597,6 +601,31 @@ async fn a_cache_that_was_given_up_has_no_past() {
     assert_eq!(lab.effects.snapshots(key).await.expect("listed").len(), 1);
     lab.step(Step::DiscardCache).await;
     assert_eq!(lab.effects.snapshots(key).await.expect("listed"), []);
+}
+
+/// Whatever was damaged before it was taken, all later snapshots have as well.
+#[tokio::test]
+async fn a_snapshot_of_what_was_damaged_while_its_daemon_ran_is_not_good() {
+    const HELLO: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+    let lab = Lab::new();
+    let root = lab.state.path().join("volumes");
+    std::fs::create_dir(&root).expect("made");
+    let volumes = Arc::new(DirEngine::at(&root, &search_path(), lab.clock.clone()).await.expect("opened"));
+    let effects = lab.with_volumes(volumes.clone());
+    let (key, step) = (&lab.record.key, |step| effects.perform(step, &lab.record, &lab.settings));
+    step(Step::CreateVolume).await.expect("made");
+    let blobs = volumes.get(key).await.expect("found").expect("there").path.join("runc-overlayfs/content/blobs/sha256");
+    std::fs::create_dir_all(&blobs).expect("made");
+    for (text, verdict) in [("hello", Verdict::Good), ("hell", Verdict::Bad), ("hello", Verdict::Good)] {
+        std::fs::write(blobs.join(HELLO), text).expect("written");
+        let taken = step(Step::TakeSnapshot).await.expect("taken");
+        let Done::Snapshots { all, .. } = taken else { panic!("no snapshots: {taken:?}") };
+        let newest = all.last().expect("one").name;
+        let found = effects.try_out(&lab.record, &lab.settings, newest).await.expect("tried");
+        assert_eq!(found, verdict, "{text}");
+        effects.judge(key, newest, found).await.expect("written down");
+    }
+    assert_eq!(effects.survey().await.expect("looked through").volumes.len(), 1, "nothing is left of the trials");
 }
 
 #[tokio::test]

@@ -233,7 +233,7 @@ impl Worker {
             snapshot.verdict = verdict;
         }
         if verdict == Verdict::Bad {
-            let text = format!("{name} is no good: no daemon can open it");
+            let text = format!("{name} is no good: it is damaged");
             self.log_event(self.event("snapshot-bad", text));
         }
     }
