@@ -5,6 +5,11 @@ use kiln_domain::cache::fanout::FanOutPolicy;
 use kiln_domain::health::HealthPolicy;
 use kiln_domain::{Identity, Role};
 
+use tokio::sync::{mpsc, watch};
+
+use super::super::messages::{Connections, Status, WorkerLoad};
+use super::super::registry::Desk;
+use super::super::worker::Worker;
 use super::past::{bench_with, build, eager, untrusted};
 use super::*;
 
@@ -68,6 +73,25 @@ async fn a_fork_whose_client_hangs_up_at_once_leaves_nothing() {
     }
     bench.projects.store().ping().await.expect("everything before is on the disk");
     bench.until("nothing is left of it", async |b| b.projects.list().await.expect("listed").is_empty()).await;
+}
+
+/// Whoever came for the fork meanwhile must not be given its project's daemon (K7).
+#[tokio::test]
+async fn a_fork_that_was_let_go_of_is_taken_back_as_itself() {
+    let bench = Bench::on(TempDir::new().expect("a directory"), Arc::new(ModelEffects::default()), config(policy()));
+    let (shared, registry) = (bench.projects.shared.clone(), bench.projects.registry.clone());
+    let identity = Identity::pull_request(spec(), "12").expect("a name");
+    let now = kiln_domain::Timestamp::from_millis(1_800_000_000_000);
+    let created = shared.store.create_project(&identity, shared.addresses, now).await.expect("written down");
+    let (own_mailbox, mailbox) = mpsc::channel(1);
+    let unread = Status { phase: None, reason: String::new(), step: None, queue: None, leases: 0, pending: None };
+    let (status, _) = watch::channel(unread);
+    let (connections, load) = (Connections::default(), WorkerLoad::default());
+    let desk = Desk { mailbox, own_mailbox, status, connections, load };
+    let mut worker = Worker::new(shared.clone(), registry, desk, created.record, Vec::new());
+    assert!(worker.let_go().await && worker.take_back().await);
+    let there = shared.store.projects().await.expect("read").into_iter().map(|record| record.identity());
+    assert_eq!(there.collect::<Vec<_>>(), [identity]);
 }
 
 /// Kiln was killed before its worker was there.
