@@ -10,6 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use disk::Disk;
 use kiln_domain::admission::HostLoad;
+use kiln_domain::cache::size::Fill;
 use kiln_domain::health::Probed;
 use kiln_domain::plan::{Done, InstanceSeen, Observed, Step};
 use kiln_domain::{Key, ProjectRecord, Settings, Snapshot, SnapshotName, Timestamp, Verdict};
@@ -64,6 +65,8 @@ struct Host {
     /// What a trial finds.
     verdict: Verdict,
     pressure: HashMap<Key, f64>,
+    /// What each volume holds and may hold; `None`: nothing bounds them.
+    fill: Option<Fill>,
 }
 
 impl Host {
@@ -128,6 +131,7 @@ impl Default for ModelEffects {
             damaged: HashMap::new(),
             verdict: Verdict::Good,
             pressure: HashMap::new(),
+            fill: None,
         };
         Self {
             host: Mutex::new(host),
@@ -244,6 +248,12 @@ impl ModelEffects {
 
     pub fn snapshots_of(&self, key: &Key) -> Vec<Snapshot> {
         self.host().snapshots.get(key).cloned().unwrap_or_default()
+    }
+
+    /// What every volume holds and may hold from now on, until it is given more.
+    pub fn set_fill(&self, used: u64, size: u64) {
+        let available = size.saturating_sub(used);
+        self.host().fill = Some(Fill { used, size, available, inodes_available: None });
     }
 
     /// The instance is not as it would be made today.
@@ -462,6 +472,13 @@ impl ModelEffects {
             Step::StartInstance => {
                 host.starts += 1;
                 Done::Started { incarnation: format!("run-{}", host.starts) }
+            }
+            Step::Measure if host.fill.is_some() => Done::Measured(host.fill),
+            Step::Resize(to) => {
+                if let Some(fill) = &mut host.fill {
+                    (fill.size, fill.available) = (to, to.saturating_sub(fill.used));
+                }
+                Done::Plain
             }
             Step::Probe => Done::Probed(Probed { answered: !host.hangs, cpu: Some(Duration::ZERO) }),
             Step::CountBuilds if host.hangs => Done::Builds { count: None, cpu: Some(Duration::ZERO) },

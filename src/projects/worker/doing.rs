@@ -91,6 +91,7 @@ impl Worker {
                 self.doubtful = false;
                 self.note_run(&seen);
                 self.observed = Some((seen, self.now()));
+                self.outdate_if_full();
             }
             Outcome::Observed(Err(error))
                 if self.run.served && self.record.phase == Phase::Warm && self.observed.is_some() =>

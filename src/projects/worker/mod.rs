@@ -139,6 +139,8 @@ struct Run {
     gave_up_on: Option<String>,
     /// Others need the room.
     room_wanted: bool,
+    /// Its volume was full, and has been given more since: of no use to this run.
+    was_full: bool,
 }
 
 /// Why a look is wanted.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::cache::history::surplus;
 use kiln_domain::cache::size::{Resize, Why};
-use kiln_domain::plan::{Room, StopWish, bounds};
+use kiln_domain::plan::{InstanceSeen, Room, StopWish, bounds};
 use kiln_domain::{Phase, Snapshot, SnapshotName, Step};
 use kiln_wire::units::show_size;
 
@@ -132,10 +132,9 @@ impl Worker {
     pub(super) fn note_resized(&mut self, to: u64) {
         let resize = self.room.resize(&self.settings, &self.shared.policy.size);
         // A daemon that met the end of its room gets no use of more before it is started anew.
-        if let (Some(Resize { why: Why::Full { .. } | Why::Inodes { .. }, .. }), Some((observed, _))) =
-            (resize, &mut self.observed)
-        {
-            observed.outdate("its volume, which was full");
+        if matches!(resize, Some(Resize { why: Why::Full { .. } | Why::Inodes { .. }, .. })) {
+            self.run.was_full = true;
+            self.outdate_if_full();
         }
         let why = resize.map_or_else(String::new, |resize| format!(": {}", resize.why));
         self.record.cache.size = Some(to);
@@ -144,6 +143,15 @@ impl Worker {
         drop(self.shared.store.save_project(&self.record, Some(self.event("resized", text))));
         // The configuration that says when it is collected follows with the next start.
         self.something_happened(Occasion::Routine);
+    }
+
+    /// After each look, too: nothing on the host tells of it.
+    pub(super) fn outdate_if_full(&mut self) {
+        let Some((observed, _)) = self.observed.as_mut().filter(|_| self.run.was_full) else { return };
+        let ours = self.record.incarnation.as_ref();
+        if matches!(&observed.instance, InstanceSeen::Running { incarnation, .. } if ours == Some(incarnation)) {
+            observed.outdate("its volume, which was full");
+        }
     }
 
     /// Nothing is left to do for them, or nothing can be done now.
