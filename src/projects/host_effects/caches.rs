@@ -8,7 +8,7 @@ use kiln_domain::{Key, ProjectRecord, Role, Settings, Snapshot, SnapshotName, Ti
 
 use super::super::reconcile::record_of;
 use super::{EffectError, Effects as _, HostEffects, HostParts, described, size_of};
-use crate::host::volumes::{TrashName, Volume, VolumeError, broken_database, changed_blobs};
+use crate::host::volumes::{TrashName, Volume, VolumeError, broken_database, changed_blobs, emptied_database};
 
 /// A daemon that opens a large cache for the first time reads through it.
 const TRIAL_PATIENCE: Duration = Duration::from_mins(2);
@@ -114,7 +114,8 @@ impl HostEffects {
             if let Some(what) = broken_database(&path)? {
                 return Ok(Some(what));
             }
-            good.map_or(Ok(None), |good| changed_blobs(&path, &good))
+            let Some(good) = good else { return Ok(None) };
+            Ok(emptied_database(&path, &good)?.or(changed_blobs(&path, &good)?))
         });
         match checked.await.map_err(|_| EffectError::Interrupted { what: "a look at a cache" })? {
             Ok(None) => Ok(()),
