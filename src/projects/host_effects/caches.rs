@@ -115,7 +115,10 @@ impl HostEffects {
                 return Ok(Some(what));
             }
             let Some(good) = good else { return Ok(None) };
-            Ok(emptied_database(&path, &good)?.or(changed_blobs(&path, &good)?))
+            match emptied_database(&path, &good)? {
+                None => changed_blobs(&path, &good),
+                emptied => Ok(emptied),
+            }
         });
         match checked.await.map_err(|_| EffectError::Interrupted { what: "a look at a cache" })? {
             Ok(None) => Ok(()),
