@@ -12,7 +12,7 @@ use disk::Disk;
 use kiln_domain::admission::HostLoad;
 use kiln_domain::cache::size::Fill;
 use kiln_domain::health::Probed;
-use kiln_domain::plan::{Done, InstanceSeen, Observed, Step};
+use kiln_domain::plan::{Done, FilesSeen, InstanceSeen, Observed, Step, VolumeSeen};
 use kiln_domain::{Key, ProjectRecord, Settings, Snapshot, SnapshotName, Timestamp, Verdict};
 use tokio::sync::{Semaphore, broadcast};
 
@@ -293,6 +293,12 @@ impl ModelEffects {
         if let Some(seen) = host.seen.get_mut(key) {
             seen.instance = InstanceSeen::Running { incarnation, serving: true, outdated: None };
         }
+    }
+
+    /// It is there already, with its volume and files.
+    pub fn seen_as(&self, key: &Key, instance: InstanceSeen) {
+        let seen = Observed { volume: VolumeSeen::Ready, files: FilesSeen::Current, instance };
+        self.host().seen.insert(key.clone(), seen);
     }
 
     pub fn instance(&self, key: &Key) -> InstanceSeen {

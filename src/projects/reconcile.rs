@@ -106,6 +106,7 @@ impl Projects {
             self.listen(events, &missed),
             self.survey_when(&missed),
             self.empty_trash_by_age(),
+            self.thin_by_age(),
             self.make_room(),
             self.try_snapshots_out(),
         );

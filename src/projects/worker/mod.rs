@@ -35,6 +35,7 @@ use std::time::Duration;
 
 use answers::Stopped;
 use doing::{InFlight, landed};
+use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::explain::{Explanation, explain};
 use kiln_domain::health::Health;
 use kiln_domain::plan::{
@@ -75,6 +76,12 @@ impl Stopper {
     }
 }
 
+/// Somebody who wants its older snapshots gone, and what may stay of them.
+struct Thinner {
+    keep: HistoryPolicy,
+    reply: StopReply,
+}
+
 pub(super) struct Worker {
     key: Key,
     shared: Arc<Shared>,
@@ -93,7 +100,7 @@ pub(super) struct Worker {
     askers: Vec<oneshot::Sender<Explanation>>,
     snapshot_askers: Vec<SnapshotReply>,
     /// Who wants its older snapshots gone.
-    thinners: Vec<StopReply>,
+    thinners: Vec<Thinner>,
     /// What there is to go back to; `None`: nobody has looked.
     snapshots: Option<Vec<Snapshot>>,
     /// What a daemon said that could not open the cache.
@@ -453,7 +460,7 @@ impl Worker {
                 snapshots: self.snapshots.as_deref(),
                 damage: self.damage.as_deref(),
                 cheap: self.shared.effects.snapshots_are_cheap(),
-                thin: !self.thinners.is_empty(),
+                thin: self.thinners.iter().map(|thinner| thinner.keep).min_by_key(|keep| (keep.keep, keep.keep_for)),
                 paused_until: self.upkeep_paused_until,
             },
             room: self.room,

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::cache::history::surplus;
 use kiln_domain::cache::size::{Resize, Why};
 use kiln_domain::plan::{InstanceSeen, Room, StopWish, bounds};
@@ -11,7 +10,7 @@ use kiln_wire::units::show_size;
 
 use super::super::effects::EffectError;
 use super::super::messages::StopRefusal;
-use super::{Occasion, Worker};
+use super::{Occasion, Thinner, Worker};
 
 /// Before anything about the past is tried again that failed.
 const UPKEEP_AGAIN: Duration = Duration::from_mins(5);
@@ -157,11 +156,11 @@ impl Worker {
     /// Nothing is left to do for them, or nothing can be done now.
     pub(super) fn answer_thinners(&mut self) {
         let now = self.now();
-        let done = self.snapshots.as_ref().is_some_and(|all| surplus(all, now, &HistoryPolicy::LEAST).is_empty());
-        let text = || "its snapshots cannot be looked at or destroyed now".to_owned();
-        let answer = if done { Ok(()) } else { Err(StopRefusal::Failed { text: text(), retryable: true }) };
-        for asker in self.thinners.drain(..) {
-            drop(asker.send(answer.clone()));
+        for Thinner { keep, reply } in self.thinners.drain(..) {
+            let done = self.snapshots.as_ref().is_some_and(|all| surplus(all, now, &keep).is_empty());
+            let text = || "its snapshots cannot be looked at or destroyed now".to_owned();
+            let answer = if done { Ok(()) } else { Err(StopRefusal::Failed { text: text(), retryable: true }) };
+            drop(reply.send(answer));
         }
     }
 

@@ -117,8 +117,9 @@ pub struct Past<'a> {
     /// Whether a snapshot costs next to nothing, and can be taken while the daemon runs. Where it is a copy of everything, none
     /// is taken but by hand.
     pub cheap: bool,
-    /// Those that nobody would go back to have to make room.
-    pub thin: bool,
+    /// Somebody wants those gone that this does not keep, whether they are known or not: the storage is short, or they may
+    /// have grown too old.
+    pub thin: Option<HistoryPolicy>,
     /// The last thing that was tried here failed: not before.
     pub paused_until: Option<Timestamp>,
 }

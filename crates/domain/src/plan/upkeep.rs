@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::situation::{InstanceSeen, Situation, VolumeSeen, bounds};
 use super::step::Step;
-use crate::cache::HistoryPolicy;
 use crate::cache::history::{Activity, due, surplus};
 use crate::project::Generation;
 use crate::time::Timestamp;
@@ -52,10 +51,10 @@ pub(super) fn upkeep(situation: &Situation<'_>) -> Upkeep {
 
 fn keep_history(situation: &Situation<'_>) -> Upkeep {
     let Situation { record, observed, demand, past, policy, now, .. } = *situation;
-    if past.thin && past.snapshots.is_none() {
+    if past.thin.is_some() && past.snapshots.is_none() {
         return Upkeep::step(Step::ListSnapshots);
     }
-    let history = if past.thin { HistoryPolicy::LEAST } else { policy.history };
+    let history = past.thin.unwrap_or(policy.history);
     let gone = past.snapshots.and_then(|snapshots| surplus(snapshots, now, &history).first().copied());
     if let Some(gone) = gone {
         return Upkeep::step(Step::DestroySnapshot(gone));
