@@ -226,7 +226,7 @@ point_refused() {
 
 curl_route() {
     local code
-    code=$(curl --silent --max-time 60 --unix-socket "$home/run/kiln.sock" http://kiln/route --data "$1" --output "$home/said" --write-out '%{http_code}')
+    code=$(curl --silent --max-time $((60 * ${KILN_PATIENCE:-1})) --unix-socket "$home/run/kiln.sock" http://kiln/route --data "$1" --output "$home/said" --write-out '%{http_code}')
     echo "$code $(cat "$home/said")"
     [[ $code == 2* ]]
 }

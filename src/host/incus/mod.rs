@@ -22,7 +22,7 @@
 
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -66,6 +66,8 @@ const DYING: Duration = Duration::from_secs(5);
 /// What Incus may take beyond a drain's own time.
 const STOP_OVERHEAD: Duration = Duration::from_secs(15);
 const DELETE: Duration = Duration::from_mins(1);
+/// Where cgroup v2 is mounted: alone, or beside v1 as systemd's hybrid layout has it.
+const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// Events wait here for a listener that is busy; one that falls behind is told so by the channel.
 const EVENTS: usize = 1024;
 
@@ -347,7 +349,8 @@ impl Runtime for IncusRuntime {
     }
 
     fn pressure(&self, key: &Key) -> Option<f64> {
-        pressure::of_cgroup(&cgroup_of(&self.config.project, &key.daemon_name()))
+        let group = cgroup_of(&self.config.project, &key.daemon_name());
+        CGROUPS.iter().find_map(|root| pressure::of_cgroup(&Path::new(root).join(&group)))
     }
 
     async fn prove_isolation(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
@@ -474,9 +477,8 @@ pub(crate) async fn ready(config: &IncusConfig) -> Result<Client, RuntimeError> 
 }
 
 /// Where LXC puts what an instance runs, as Incus names its instances to it: those of the project `default` by their names alone.
-fn cgroup_of(project: &str, name: &str) -> PathBuf {
-    let full = if project == "default" { name.to_owned() } else { format!("{project}_{name}") };
-    PathBuf::from(format!("/sys/fs/cgroup/lxc.payload.{full}"))
+fn cgroup_of(project: &str, name: &str) -> String {
+    if project == "default" { format!("lxc.payload.{name}") } else { format!("lxc.payload.{project}_{name}") }
 }
 
 fn path_of(name: &str) -> String {
