@@ -1,10 +1,12 @@
-//! The trash: what was thrown away, and when it goes for good.
+//! What grows too old: in the trash, and of the snapshots of projects that nobody builds.
 //!
-//! By age; when the caches' storage is nearly full, it goes earlier (`eviction.rs`). Nothing but the trash is ever freed here.
+//! When the caches' storage is nearly full, both go earlier (`eviction.rs`). Nothing but the trash is freed here: snapshots are
+//! their workers' business, who are asked.
 
 use std::time::Duration;
 
-use kiln_domain::{Key, Phase, Timestamp};
+use kiln_domain::cache::history::surplus;
+use kiln_domain::{Key, Phase, Role, Step, Timestamp};
 
 use tokio::time::Instant;
 
@@ -16,6 +18,9 @@ use crate::host::volumes::{ParseNameError, TrashName, Trashed, VolumeError};
 
 /// The trash is looked through this often at least.
 const LOOK_EVERY: Duration = Duration::from_mins(10);
+
+/// Snapshots are kept for days.
+const THIN_EVERY: Duration = Duration::from_hours(24);
 
 /// Freeing a large cache takes its time; one that hangs must not keep the next from being freed for ever.
 pub(super) const PURGE_PATIENCE: Duration = Duration::from_mins(10);
@@ -103,6 +108,45 @@ impl Projects {
         }
     }
 
+    /// The worker of a project that is built sees which of its snapshots have had their time; the others have none.
+    pub(super) async fn thin_by_age(&self) {
+        let mut calm = Calm::new(self.shared.clock.now());
+        let mut last: Option<Instant> = None;
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let now = self.shared.clock.now();
+            let due = last.is_none_or(|last| last.elapsed() >= THIN_EVERY);
+            if !calm.holds(now) || !due {
+                continue;
+            }
+            match self.thin_what_is_old(now).await {
+                Ok(()) => last = Some(Instant::now()),
+                Err(error) => tracing::warn!(%error, "the snapshots could not be looked through; trying again later"),
+            }
+        }
+    }
+
+    /// Has those snapshots given up that have had their time by `now`. What cannot be looked at is looked at the next time.
+    pub(super) async fn thin_what_is_old(&self, now: Timestamp) -> Result<(), EffectError> {
+        let (effects, after) = (&self.shared.effects, self.shared.deadlines.of(Step::ListSnapshots));
+        let keys = effects.volumes().await?.into_iter().filter_map(|volume| volume.key);
+        for key in keys.filter(|key| key.role() == Role::Project) {
+            let listed = tokio::time::timeout(after, effects.snapshots(&key)).await;
+            let timed_out = EffectError::TimedOut { step: Step::ListSnapshots.name(), after };
+            let old = match listed.unwrap_or(Err(timed_out)) {
+                Ok(all) => !surplus(&all, now, &self.shared.policy.history).is_empty(),
+                Err(error) => {
+                    tracing::debug!(%key, %error, "its snapshots could not be looked at");
+                    false
+                }
+            };
+            if old && let Err(error) = self.thin(&key, self.shared.policy.history).await {
+                tracing::debug!(%key, %error, "its old snapshots stay for now");
+            }
+        }
+        Ok(())
+    }
+
     /// Answers when the next is due. `by_age`: whether the clock can be trusted with that.
     async fn purge_what_is_due(&self, by_age: bool) -> Result<Option<Timestamp>, EffectError> {
         let mut trash = self.trash().await?;
@@ -145,7 +189,7 @@ impl Calm {
         let expected = self.anchor.0.plus(self.anchor.1.elapsed());
         self.anchor = (now, Instant::now());
         if now.since(expected).max(expected.since(now)) > Self::LEAP {
-            tracing::warn!("the clock has leapt; nothing in the trash is taken to be old for a while");
+            tracing::warn!("the clock has leapt; nothing is taken to be old for a while");
             self.since = Instant::now();
         }
         self.since.elapsed() >= Self::LONG_ENOUGH

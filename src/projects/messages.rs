@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::explain::Explanation;
 use kiln_domain::plan::StopWish;
 use kiln_domain::{Generation, Identity, Key, Lease, Phase, Settings, Snapshot, SnapshotName, TokenHash, Verdict};
@@ -82,8 +83,9 @@ pub(super) enum Message {
     Snapshot {
         reply: oneshot::Sender<Result<Option<Snapshot>, StopRefusal>>,
     },
-    /// Give up all snapshots but those that one would go back to: the storage is full.
+    /// Look which snapshots there are, and give up those that do not have to be kept.
     Thin {
+        keep: HistoryPolicy,
         reply: oneshot::Sender<Result<(), StopRefusal>>,
     },
     /// It was tried out.

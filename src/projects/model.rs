@@ -10,8 +10,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use disk::Disk;
 use kiln_domain::admission::HostLoad;
+use kiln_domain::cache::size::Fill;
 use kiln_domain::health::Probed;
-use kiln_domain::plan::{Done, InstanceSeen, Observed, Step};
+use kiln_domain::plan::{Done, FilesSeen, InstanceSeen, Observed, Step, VolumeSeen};
 use kiln_domain::{Key, ProjectRecord, Settings, Snapshot, SnapshotName, Timestamp, Verdict};
 use tokio::sync::{Semaphore, broadcast};
 
@@ -48,6 +49,8 @@ struct Host {
     builds: u32,
     /// No daemon answers.
     hangs: bool,
+    /// Whether untrusted code is kept apart cannot be told.
+    unproven: bool,
     /// Whose steps never end.
     stuck: Option<Key>,
     load: HostLoad,
@@ -62,6 +65,8 @@ struct Host {
     /// What a trial finds.
     verdict: Verdict,
     pressure: HashMap<Key, f64>,
+    /// What each volume holds and may hold; `None`: nothing bounds them.
+    fill: Option<Fill>,
 }
 
 impl Host {
@@ -116,6 +121,7 @@ impl Default for ModelEffects {
             mood: Mood::default(),
             builds: 0,
             hangs: false,
+            unproven: false,
             stuck: None,
             load: HostLoad::default(),
             found: Survey::default(),
@@ -125,6 +131,7 @@ impl Default for ModelEffects {
             damaged: HashMap::new(),
             verdict: Verdict::Good,
             pressure: HashMap::new(),
+            fill: None,
         };
         Self {
             host: Mutex::new(host),
@@ -175,6 +182,11 @@ impl ModelEffects {
     /// Whether the daemons leave questions unanswered from now on.
     pub fn set_hanging(&self, hangs: bool) {
         self.host().hangs = hangs;
+    }
+
+    /// Whether nobody can tell from now on that untrusted code is kept apart.
+    pub fn set_unproven(&self, unproven: bool) {
+        self.host().unproven = unproven;
     }
 
     /// Every step for this project hangs from now on.
@@ -243,6 +255,12 @@ impl ModelEffects {
         self.host().snapshots.get(key).cloned().unwrap_or_default()
     }
 
+    /// What every volume holds and may hold from now on, until it is given more.
+    pub fn set_fill(&self, used: u64, size: u64) {
+        let available = size.saturating_sub(used);
+        self.host().fill = Some(Fill { used, size, available, inodes_available: None });
+    }
+
     /// The instance is not as it would be made today.
     pub fn outdate(&self, key: &Key) {
         if let Some(Observed { instance: InstanceSeen::Running { outdated, .. }, .. }) = self.host().seen.get_mut(key) {
@@ -282,6 +300,12 @@ impl ModelEffects {
         }
     }
 
+    /// It is there already, with its volume and files.
+    pub fn seen_as(&self, key: &Key, instance: InstanceSeen) {
+        let seen = Observed { volume: VolumeSeen::Ready, files: FilesSeen::Current, instance };
+        self.host().seen.insert(key.clone(), seen);
+    }
+
     pub fn instance(&self, key: &Key) -> InstanceSeen {
         self.host().seen.get(key).map_or(InstanceSeen::Absent, |seen| seen.instance.clone())
     }
@@ -293,7 +317,11 @@ impl Effects for ModelEffects {
         self.look().await;
         let host = self.host();
         host.can_be_seen()?;
-        Ok(host.seen.get(&record.key).cloned().unwrap_or(Observed::NOTHING))
+        let mut seen = host.seen.get(&record.key).cloned().unwrap_or(Observed::NOTHING);
+        if host.unproven && record.key.is_fork() {
+            seen.answers(false);
+        }
+        Ok(seen)
     }
 
     async fn perform(&self, step: Step, record: &ProjectRecord, _settings: &Settings) -> Result<Done, EffectError> {
@@ -448,6 +476,9 @@ impl ModelEffects {
             let source = RuntimeError::NotIsolated { instance, reached };
             return Err(EffectError::NotIsolated { key: record.key.clone(), source });
         }
+        if host.unproven && record.key.is_fork() && matches!(step, Step::AwaitServing | Step::Probe) {
+            return failed();
+        }
         if let (Step::StartInstance, Some(what)) = (step, host.damaged.get(&record.key)) {
             return Err(EffectError::Damaged { key: record.key.clone(), what: what.clone() });
         }
@@ -457,6 +488,13 @@ impl ModelEffects {
             Step::StartInstance => {
                 host.starts += 1;
                 Done::Started { incarnation: format!("run-{}", host.starts) }
+            }
+            Step::Measure if host.fill.is_some() => Done::Measured(host.fill),
+            Step::Resize(to) => {
+                if let Some(fill) = &mut host.fill {
+                    (fill.size, fill.available) = (to, to.saturating_sub(fill.used));
+                }
+                Done::Plain
             }
             Step::Probe => Done::Probed(Probed { answered: !host.hangs, cpu: Some(Duration::ZERO) }),
             Step::CountBuilds if host.hangs => Done::Builds { count: None, cpu: Some(Duration::ZERO) },

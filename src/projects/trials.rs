@@ -119,7 +119,7 @@ impl Projects {
         if let Some(worker) = self.registry.get(key) {
             let _ = worker.mailbox.send(Message::Judged { snapshot, verdict }).await;
         } else if verdict == Verdict::Bad {
-            self.note("snapshot-bad", format!("{key}@{snapshot} is no good: no daemon can open it"));
+            self.note("snapshot-bad", format!("{key}@{snapshot} is no good: it is damaged"));
         }
         let good = newest_good(&effects.snapshots(key).await?).map(|good| good.name);
         tracing::debug!(%key, %snapshot, verdict = verdict.name(), ?good, "a snapshot was tried out");

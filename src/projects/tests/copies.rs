@@ -2,10 +2,16 @@
 
 use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::cache::fanout::FanOutPolicy;
+use kiln_domain::health::HealthPolicy;
 use kiln_domain::{Identity, Role};
+
+use tokio::sync::{mpsc, watch};
 
 use super::super::effects::{Effects as _, Survey};
 use super::super::host_effects::properties;
+use super::super::messages::{Connections, Status, WorkerLoad};
+use super::super::registry::Desk;
+use super::super::worker::Worker;
 use super::past::{bench_with, build, eager, untrusted};
 use super::*;
 use crate::host::volumes::FoundVolume;
@@ -72,6 +78,25 @@ async fn a_fork_whose_client_hangs_up_at_once_leaves_nothing() {
     bench.until("nothing is left of it", async |b| b.projects.list().await.expect("listed").is_empty()).await;
 }
 
+/// Whoever came for the fork meanwhile must not be given its project's daemon (K7).
+#[tokio::test]
+async fn a_fork_that_was_let_go_of_is_taken_back_as_itself() {
+    let bench = Bench::on(TempDir::new().expect("a directory"), Arc::new(ModelEffects::default()), config(policy()));
+    let (shared, registry) = (bench.projects.shared.clone(), bench.projects.registry.clone());
+    let identity = Identity::pull_request(spec(), "12").expect("a name");
+    let now = kiln_domain::Timestamp::from_millis(1_800_000_000_000);
+    let created = shared.store.create_project(&identity, shared.addresses, now).await.expect("written down");
+    let (own_mailbox, mailbox) = mpsc::channel(1);
+    let unread = Status { phase: None, reason: String::new(), step: None, queue: None, leases: 0, pending: None };
+    let (status, _) = watch::channel(unread);
+    let (connections, load) = (Connections::default(), WorkerLoad::default());
+    let desk = Desk { mailbox, own_mailbox, status, connections, load };
+    let mut worker = Worker::new(shared.clone(), registry, desk, created.record, Vec::new());
+    assert!(worker.let_go().await && worker.take_back().await);
+    let there = shared.store.projects().await.expect("read").into_iter().map(|record| record.identity());
+    assert_eq!(there.collect::<Vec<_>>(), [identity]);
+}
+
 /// Kiln was killed before its worker was there.
 #[tokio::test]
 async fn a_fork_that_was_only_written_down_goes_with_the_next_start() {
@@ -127,6 +152,72 @@ async fn whoever_wants_a_copy_that_does_not_get_away_is_told_in_time() {
     let refused = untrusted(&bench, Some("1")).await;
     assert!(matches!(refused, Err(RouteError::Failed { retryable: true, .. })), "{refused:?}");
     assert!(asked.elapsed() < 2 * route_wait, "{:?}", asked.elapsed());
+}
+
+/// Asked how it is all the time.
+fn watched(window: Duration) -> Policy {
+    let soon = Duration::from_millis(10);
+    let policy = with_window(window);
+    Policy { health: HealthPolicy { probe_every: soon, ask_again: soon, ..policy.health }, ..policy }
+}
+
+async fn asked_now(bench: &Bench, name: &str) -> RouteResponse {
+    let options = RouteOptions { wait: Some(Duration::ZERO), ..of_pull_request(name) };
+    deliver(bench.projects.route(spec(), options).await.expect("leased"))
+}
+
+async fn told(bench: &Bench, key: &Key, kind: &str) -> bool {
+    let (_, events) = bench.projects.why(key).await.expect("explained");
+    events.iter().any(|event| event.kind == kind)
+}
+
+#[tokio::test]
+async fn k7_a_fork_whose_isolation_nobody_can_tell_serves_nobody() {
+    let bench = bench_with(policy());
+    build(&bench).await;
+    bench.effects.set_unproven(true);
+    let refused = untrusted(&bench, Some("1")).await;
+    assert!(matches!(refused, Err(RouteError::Failed { .. })), "{refused:?}");
+    assert!(bench.route().await.ready, "of the project's own daemon nothing is asked");
+    bench.effects.set_unproven(false);
+    assert!(untrusted(&bench, Some("1")).await.expect("routed").ready);
+}
+
+#[tokio::test]
+async fn k7_a_fork_whose_proof_cannot_be_renewed_gets_no_more_builds_though_the_host_cannot_be_looked_at() {
+    let bench = bench_with(watched(Duration::from_secs(900)));
+    let fork = untrusted(&bench, Some("1")).await.expect("routed").key;
+    bench.effects.set_mood(Mood::Blind);
+    bench.effects.set_unproven(true);
+    bench.until("it was asked in vain", async |b| told(b, &fork, "doubt").await).await;
+    assert!(!asked_now(&bench, "1").await.ready);
+    assert_eq!(bench.count(Step::StopInstance(Stop::Force)), 0, "nothing says that it leaks");
+    bench.effects.set_unproven(false);
+    bench.effects.set_mood(Mood::Obedient);
+    assert!(untrusted(&bench, Some("1")).await.expect("routed").ready);
+}
+
+#[tokio::test]
+async fn k7_a_fork_that_says_what_it_builds_has_proven_nothing() {
+    let bench = bench_with(watched(Duration::from_millis(50)));
+    bench.effects.set_builds(1);
+    let build = untrusted(&bench, Some("1")).await.expect("routed");
+    bench.effects.set_unproven(true);
+    bench.effects.happen(&build.key);
+    bench.projects.complete(&build.key, &token(&build)).await.expect("released");
+    bench.until("it is asked before it is stopped", async |b| b.count(Step::CountBuilds) > 0).await;
+    bench
+        .until("a build runs in it", async |b| {
+            b.projects
+                .show(&build.key)
+                .await
+                .expect("shown")
+                .is_some_and(|view| view.reason.contains("by its own account"))
+        })
+        .await;
+    assert!(!asked_now(&bench, "1").await.ready);
+    bench.effects.set_unproven(false);
+    assert!(untrusted(&bench, Some("1")).await.expect("routed").ready);
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! The worker against a model host and a real store.
 
+mod ageing;
 mod copies;
 mod eviction;
 mod heart;
