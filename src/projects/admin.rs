@@ -33,6 +33,8 @@ pub enum VerbError {
     Busy { key: Key, need: String },
     #[error("{key} has no {what}{rest}", what = no_snapshot(.wanted.as_ref()), rest = there_is(.there))]
     NoSnapshot { key: Key, wanted: Option<SnapshotName>, there: String },
+    #[error("{0} has no cache")]
+    NoCache(Key),
     #[error(transparent)]
     Bad(#[from] SettingsError),
     /// A disk or a volume is full.
@@ -58,6 +60,7 @@ impl VerbError {
     pub(super) fn of(key: &Key, refusal: StopRefusal) -> Self {
         match refusal {
             StopRefusal::Busy(need) => Self::Busy { key: key.clone(), need },
+            StopRefusal::NoCache => Self::NoCache(key.clone()),
             StopRefusal::NoRoom(text) => Self::NoRoom(text),
             StopRefusal::Failed { text, retryable } => Self::Failed { text, retryable },
         }
@@ -70,15 +73,22 @@ const EVENTS_SHOWN: u32 = 10;
 impl Projects {
     /// Returns when the daemon is down; the cache stays. `force`: also one that is busy or wedged.
     pub async fn stop(&self, key: &Key, force: bool) -> Result<(), VerbError> {
-        self.take_down(key, if force { StopWish::Force } else { StopWish::Stop }, force).await
+        self.take_down(key, if force { StopWish::Force } else { StopWish::Stop }, force, None).await
     }
 
     /// Returns when nothing is left of the project but its events, and its cache in the trash.
     pub async fn remove(&self, key: &Key) -> Result<(), VerbError> {
-        self.take_down(key, StopWish::Remove, false).await
+        self.take_down(key, StopWish::Remove, false, None).await
     }
 
-    pub(super) async fn take_down(&self, key: &Key, wish: StopWish, force: bool) -> Result<(), VerbError> {
+    /// `why`: what the journal says of it when it is done.
+    pub(super) async fn take_down(
+        &self,
+        key: &Key,
+        wish: StopWish,
+        force: bool,
+        why: Option<&str>,
+    ) -> Result<(), VerbError> {
         let deadlines = self.shared.deadlines;
         let stop = deadlines.observe + deadlines.of(Step::CountBuilds) + deadlines.of(Step::StopInstance(Stop::Force));
         let removal = deadlines.of(Step::DestroyInstance) + deadlines.of(Step::Discard);
@@ -91,7 +101,8 @@ impl Projects {
             let worker = self.registry.worker(&self.shared, key, None).await?;
             let worker = worker.ok_or_else(|| VerbError::Unknown(key.clone()))?;
             let (reply, answer) = oneshot::channel();
-            if worker.mailbox.send(Message::Stop { wish, force, reply }).await.is_err() {
+            let message = Message::Stop { wish, force, why: why.map(str::to_owned), reply };
+            if worker.mailbox.send(message).await.is_err() {
                 continue;
             }
             match tokio::time::timeout(after, answer).await {
@@ -260,13 +271,14 @@ impl Projects {
 
     fn settings_view(&self, record: &ProjectRecord) -> SettingsView {
         let none = Settings::default();
-        let rule = self.config.rules.first(&record.spec.repo).map_or(&none, |rule| &rule.settings);
+        let rule = self.config.rules.first(&record.spec.repo).map_or(none, |rule| rule.settings.clone());
+        let rule = if record.key.role().is_derived() { rule.of_a_copy() } else { rule };
         let effective = self.shared.settings(record);
         let window = kiln_domain::idle::window(record, &effective, self.shared.clock.now(), &self.config.policy.idle);
         let number = |count: Option<u32>| count.map(|count| count.to_string());
         let max = bounds(&effective, &self.config.policy.size).map(|bounds| bounds.max());
         let setting = |value: Option<String>, set: fn(&Settings) -> bool| {
-            let origin = match (set(&record.settings), set(rule)) {
+            let origin = match (set(&record.settings), set(&rule)) {
                 (true, _) => Origin::Project,
                 (false, true) => Origin::Rule,
                 (false, false) => Origin::Default,

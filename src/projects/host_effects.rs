@@ -525,6 +525,14 @@ impl Effects for HostEffects {
         Ok(Some(self.parts.volumes.fullness().await?))
     }
 
+    fn pressure(&self, key: &Key) -> Option<f64> {
+        self.parts.runtime.pressure(key)
+    }
+
+    async fn freed(&self) -> Result<(), EffectError> {
+        Ok(self.parts.volumes.freed().await?)
+    }
+
     async fn load(&self) -> HostLoad {
         // What cannot be read holds nothing back.
         let pressure = self.parts.pressure.read().ok();

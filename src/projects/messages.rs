@@ -61,6 +61,8 @@ pub(super) enum Message {
         wish: StopWish,
         /// Also of one that is busy.
         force: bool,
+        /// What the journal says when it is done, beyond what is said of each.
+        why: Option<String>,
         reply: oneshot::Sender<Result<(), StopRefusal>>,
     },
     /// Replace the project's own settings by what `change` makes of them.
@@ -104,6 +106,8 @@ pub(super) enum StopRefusal {
     Busy(String),
     /// Somebody has to make room on a disk first.
     NoRoom(String),
+    /// What it is asked of is not there.
+    NoCache,
     Failed {
         text: String,
         retryable: bool,

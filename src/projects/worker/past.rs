@@ -68,14 +68,23 @@ impl Worker {
         (self.snapshots, self.damage) = (None, None);
         self.record.cache = kiln_domain::project::CacheNotes::default();
         if self.record.phase != Phase::Removing {
-            let (kind, text) = match step {
-                Step::DiscardCache => {
-                    ("reset", "its next build begins with an empty cache; what it was is in the trash")
-                }
-                _ => ("evicted", "its cache was freed to make room; its next build begins with an empty one"),
-            };
-            drop(self.shared.store.save_project(&self.record, Some(self.event(kind, text.to_owned()))));
+            if step != Step::DiscardCache {
+                return self.note_evicted();
+            }
+            let text = "its next build begins with an empty cache; what it was is in the trash".to_owned();
+            drop(self.shared.store.save_project(&self.record, Some(self.event("reset", text))));
         }
+    }
+
+    fn note_evicted(&self) {
+        // A stop of Kiln in the middle of it has lost the reason.
+        let text = self.why_evicted().unwrap_or_else(|| "its cache was freed to make room".to_owned());
+        drop(self.shared.store.save_project(&self.record, Some(self.event("evicted", text))));
+    }
+
+    /// What the journal is to say of an eviction that somebody waits for.
+    pub(super) fn why_evicted(&self) -> Option<String> {
+        self.stoppers.iter().find(|stopper| stopper.wish == StopWish::Evict)?.why.clone()
     }
 
     /// Nothing of the daemon is different for it.
@@ -147,10 +156,6 @@ impl Worker {
         self.something_happened(Occasion::Routine);
     }
 
-    pub(super) fn refuse_snapshot_askers(&mut self, why: &str) {
-        self.answer_snapshot_askers(&StopRefusal::Failed { text: why.to_owned(), retryable: false });
-    }
-
     /// Nothing is left to do for them, or nothing can be done now.
     pub(super) fn answer_thinners(&mut self) {
         let now = self.now();
@@ -162,7 +167,7 @@ impl Worker {
         }
     }
 
-    fn answer_snapshot_askers(&mut self, refusal: &StopRefusal) {
+    pub(super) fn answer_snapshot_askers(&mut self, refusal: &StopRefusal) {
         for asker in self.snapshot_askers.drain(..) {
             drop(asker.send(Err(refusal.clone())));
         }
