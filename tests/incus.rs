@@ -176,6 +176,7 @@ async fn from_absent_to_running_and_back() {
     lab.runtime.create(&spec).await.expect("created");
     eprintln!("create {:?}", begun.elapsed());
     assert_eq!(lab.state(&spec).await, STOPPED);
+    assert_eq!(lab.runtime.pressure(&spec.key), None, "nothing runs");
     lab.runtime.create(&spec).await.expect("created twice");
     assert!(lab.runtime.found().await.expect("a list").iter().any(|found| found.key.as_ref() == Some(&spec.key)));
 
@@ -183,6 +184,8 @@ async fn from_absent_to_running_and_back() {
     let first = lab.runtime.start(&spec).await.expect("started");
     let started = begun.elapsed();
     answers(&spec).await;
+    let counted = Path::new("/proc/pressure/cpu").exists();
+    assert_eq!(lab.runtime.pressure(&spec.key).is_some(), counted, "where the kernel counts it, it is known");
     eprintln!("start {started:?}, then it listened after {:?}", begun.elapsed());
     assert_eq!(lab.runtime.start(&spec).await.expect("started twice"), first);
     assert_eq!(lab.incarnation(&spec).await, first);

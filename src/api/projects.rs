@@ -318,6 +318,9 @@ impl From<projects::VerbError> for VerbError {
                 };
                 Self::NoSnapshot { why: error.to_string(), remedy }
             }
+            Verb::NoCache(_) => {
+                Self::NoSnapshot { why: error.to_string(), remedy: "it gets one with its next build".to_owned() }
+            }
             Verb::NoRoom(why) => Self::Unavailable { why, retry_after: AFTER_A_REPAIR },
             Verb::Failed { text, retryable: true } => Self::Unavailable { why: text, retry_after: SOON },
             Verb::Failed { text, retryable: false } => Self::Failed(text),

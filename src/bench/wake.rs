@@ -34,7 +34,9 @@ struct Report {
 
 impl WakeBench {
     pub(super) async fn run(&self, json: bool) -> Result<(), BenchError> {
-        let config = Config::load(Some(&self.config), &Overrides::default())?;
+        let mut config = Config::load(Some(&self.config), &Overrides::default())?;
+        // A worker stays for the next snapshot of its cache, and a clone of one that is tried out is a second daemon.
+        config.snapshots.every = Duration::ZERO;
         let Assembly { projects, effects, store, .. } = assemble(&config).await?;
         // Not started: nothing is to listen to what the runtime tells while the bare floor is measured.
         let identity = BuildSpec::new("bench/wake", "", "", "amd64");

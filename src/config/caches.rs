@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kiln_domain::Settings;
-use kiln_domain::cache::{EvictionPolicy, FanOutPolicy, HistoryPolicy, SizePolicy};
+use kiln_domain::cache::{EvictionPolicy, FanOutPolicy, ForkBounds, HistoryPolicy, SizePolicy};
 use serde::{Deserialize, Serialize};
 
 use super::{Config, ConfigError, units};
@@ -37,6 +37,15 @@ pub struct FanOut {
     /// Share of time in which something in a daemon had to wait (`some avg10`) from which on it is saturated with any build.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pressure: Option<u8>,
+}
+
+/// How many copies of caches for untrusted builds may be at work; more are refused until one ends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Forks {
+    pub per_project: usize,
+    /// Of all projects together.
+    pub on_host: usize,
 }
 
 /// Which caches go when their storage is nearly full. Percentages are of its bytes or inodes, whichever is fuller.
@@ -78,6 +87,13 @@ impl Default for FanOut {
     }
 }
 
+impl Default for Forks {
+    fn default() -> Self {
+        let ForkBounds { per_project, on_host } = ForkBounds::default();
+        Self { per_project, on_host }
+    }
+}
+
 impl Default for Eviction {
     fn default() -> Self {
         Self { begin: 80, end: 75, keep_newer: EvictionPolicy::default().keep_newer, urgent: 95 }
@@ -102,6 +118,13 @@ impl FanOut {
     pub fn policy(&self) -> FanOutPolicy {
         let Self { builds, members, on_host, pressure } = *self;
         FanOutPolicy { builds, members, on_host, pressure: pressure.map(f64::from) }
+    }
+}
+
+impl Forks {
+    pub const fn bounds(&self) -> ForkBounds {
+        let Self { per_project, on_host } = *self;
+        ForkBounds { per_project, on_host }
     }
 }
 
@@ -133,7 +156,7 @@ const SHORTEST_CADENCE: Duration = Duration::from_mins(1);
 impl Config {
     /// What each value of these sections alone cannot tell.
     pub(super) fn check_caches(&self) -> Result<(), ConfigError> {
-        let Self { growth, fan_out, eviction, snapshots, .. } = self;
+        let Self { growth, fan_out, forks, eviction, snapshots, .. } = self;
         let value = |key, value: &dyn std::fmt::Debug, why: &str| {
             Err(ConfigError::Value { key, value: format!("{value:?}"), why: why.to_owned() })
         };
@@ -155,6 +178,15 @@ impl Config {
         }
         if fan_out.members > Settings::MOST_MEMBERS {
             return value("fan_out.members", &fan_out.members, "give at most 32");
+        }
+        for (key, bound) in [("forks.per_project", forks.per_project), ("forks.on_host", forks.on_host)] {
+            if bound == 0 {
+                return value(
+                    key,
+                    &bound,
+                    "give at least 1; untrusted builds are refused where runtime.kind is process",
+                );
+            }
         }
         for (key, percent) in [
             ("fan_out.pressure", fan_out.pressure),

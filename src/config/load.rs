@@ -417,6 +417,7 @@ mod tests {
             ("[fan_out]\nbuilds = 0", "fan_out.builds"),
             ("[fan_out]\nmembers = 33", "fan_out.members"),
             ("[fan_out]\npressure = 0", "fan_out.pressure"),
+            ("[forks]\non_host = 0", "forks.on_host"),
             ("[eviction]\nbegin = 75", "eviction.end"),
             ("[eviction]\nend = 0", "eviction.end"),
             ("[eviction]\nurgent = 79", "eviction.urgent"),

@@ -13,7 +13,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use caches::{Eviction, FanOut, Growth, Snapshots};
+pub use caches::{Eviction, FanOut, Forks, Growth, Snapshots};
 use kiln_domain::settings::{Rule as DomainRule, SettingsError};
 use kiln_domain::{AddressRange, Entitlements, Rules, Settings, Tier, UntrustedPolicy};
 pub use load::{ConfigError, Overrides};
@@ -42,6 +42,7 @@ pub struct Config {
     pub buildkit: BuildKit,
     pub policy: Policy,
     pub admission: Admission,
+    pub forks: Forks,
     /// What a daemon for untrusted builds may use at most. Absent: by the host's size, see [`kiln_domain::lane::limits_of`].
     pub untrusted: Limits,
     pub compatibility: Compatibility,
@@ -308,6 +309,7 @@ impl Default for Config {
             buildkit: BuildKit::default(),
             policy: Policy::default(),
             admission: Admission::default(),
+            forks: Forks::default(),
             untrusted: Limits::default(),
             compatibility: Compatibility::default(),
             rules: Vec::new(),

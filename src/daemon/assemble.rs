@@ -30,8 +30,8 @@ use crate::host::volumes::{self, BtrfsEngine, DirEngine, VolumeEngine, VolumeErr
 use crate::host::{Runtime, RuntimeError};
 use crate::pki::{Pki, PkiError};
 use crate::projects::{
-    Addressing, DaemonPaths, ForkBounds, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects,
-    ProjectsConfig, ReconcileError, StepDeadlines,
+    Addressing, DaemonPaths, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects, ProjectsConfig,
+    ReconcileError, StepDeadlines,
 };
 use crate::store::{NewEvent, OpenError, Opened, Retention, Store, StoreError};
 
@@ -211,7 +211,7 @@ fn projects_config(config: &Config) -> Result<ProjectsConfig, StartError> {
         daemon_port: config.buildkit.port,
         route_wait: config.api.route_wait,
         connect_wait: Limits::default().wake.saturating_sub(SAY_WHY),
-        forks: ForkBounds::default(),
+        forks: config.forks.bounds(),
         untrusted: match config.runtime.kind {
             RuntimeKind::Process => Err("the process runtime cannot keep them apart from the host".to_owned()),
             RuntimeKind::Incus => Ok(()),

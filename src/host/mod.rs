@@ -208,6 +208,12 @@ pub trait Runtime: Send + Sync + 'static {
     /// may drop out of the sum, so a difference in either direction is a sign of life.
     async fn cpu_time(&self, spec: &InstanceSpec) -> Result<Option<Duration>, RuntimeError>;
 
+    /// Share of the last 10 s in which something in the instance waited for a processor or memory, in percent. `None` when it
+    /// does not run, or nobody knows. Microseconds: it is asked while a build waits to be sent somewhere.
+    fn pressure(&self, _key: &Key) -> Option<f64> {
+        None
+    }
+
     /// Tries from inside the instance that runs whether it is kept from the host, other instances, and private networks:
     /// [`RuntimeError::NotIsolated`] names what it reached. Within two seconds, and where all is well in a fraction of one;
     /// it need not have come up further than to be started. Of a runtime that does not isolate it is an error.

@@ -1,4 +1,5 @@
-//! How hard memory is to come by on this host: the kernel's own count of stalls, and what it says is left.
+//! How hard memory is to come by on this host, and processors and memory in one control group: the kernel's own count of stalls,
+//! and what it says is left.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -47,6 +48,14 @@ impl Default for PressureFiles {
     fn default() -> Self {
         Self { pressure: "/proc/pressure/memory".into(), meminfo: "/proc/meminfo".into() }
     }
+}
+
+/// `some avg10` of a control group, of its processors or of its memory, whichever is more, in percent. `None` where the kernel
+/// does not count it, or there is no such group. Microseconds.
+pub fn of_cgroup(group: &Path) -> Option<f64> {
+    let of = |file: &str| stalls(&std::fs::read(group.join(file)).ok()?).map(|stalls| stalls.some);
+    let most = of("cpu.pressure").max(of("memory.pressure"))?;
+    Some(f64::from(most) / 100.0)
 }
 
 impl PressureFiles {
@@ -150,6 +159,18 @@ mod tests {
         let (_directory, files) = files(None, Some(MEMINFO));
         let read = files.read().expect("read");
         assert_eq!((read.stalls, read.memory_total), (None, 24_684_092 << 10));
+    }
+
+    #[test]
+    fn of_a_group_what_it_lacks_most_counts() {
+        let directory = tempfile::tempdir().expect("a directory");
+        assert_eq!(of_cgroup(directory.path()), None, "there is none");
+        std::fs::write(directory.path().join("memory.pressure"), CALM).expect("written");
+        assert_eq!(of_cgroup(directory.path()), Some(0.0));
+        std::fs::write(directory.path().join("cpu.pressure"), PRESSURE).expect("written");
+        assert_eq!(of_cgroup(directory.path()), Some(96.7));
+        std::fs::write(directory.path().join("memory.pressure"), b"garbage").expect("written");
+        assert_eq!(of_cgroup(directory.path()), Some(96.7), "one of them is enough");
     }
 
     #[test]

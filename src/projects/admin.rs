@@ -33,6 +33,8 @@ pub enum VerbError {
     Busy { key: Key, need: String },
     #[error("{key} has no {what}{rest}", what = no_snapshot(.wanted.as_ref()), rest = there_is(.there))]
     NoSnapshot { key: Key, wanted: Option<SnapshotName>, there: String },
+    #[error("{0} has no cache")]
+    NoCache(Key),
     #[error(transparent)]
     Bad(#[from] SettingsError),
     /// A disk or a volume is full.
@@ -58,6 +60,7 @@ impl VerbError {
     pub(super) fn of(key: &Key, refusal: StopRefusal) -> Self {
         match refusal {
             StopRefusal::Busy(need) => Self::Busy { key: key.clone(), need },
+            StopRefusal::NoCache => Self::NoCache(key.clone()),
             StopRefusal::NoRoom(text) => Self::NoRoom(text),
             StopRefusal::Failed { text, retryable } => Self::Failed { text, retryable },
         }
@@ -260,13 +263,14 @@ impl Projects {
 
     fn settings_view(&self, record: &ProjectRecord) -> SettingsView {
         let none = Settings::default();
-        let rule = self.config.rules.first(&record.spec.repo).map_or(&none, |rule| &rule.settings);
+        let rule = self.config.rules.first(&record.spec.repo).map_or(none, |rule| rule.settings.clone());
+        let rule = if record.key.role().is_derived() { rule.of_a_copy() } else { rule };
         let effective = self.shared.settings(record);
         let window = kiln_domain::idle::window(record, &effective, self.shared.clock.now(), &self.config.policy.idle);
         let number = |count: Option<u32>| count.map(|count| count.to_string());
         let max = bounds(&effective, &self.config.policy.size).map(|bounds| bounds.max());
         let setting = |value: Option<String>, set: fn(&Settings) -> bool| {
-            let origin = match (set(&record.settings), set(rule)) {
+            let origin = match (set(&record.settings), set(&rule)) {
                 (true, _) => Origin::Project,
                 (false, true) => Origin::Rule,
                 (false, false) => Origin::Default,

@@ -61,6 +61,11 @@ pub trait Effects: Send + Sync + 'static {
         Ok(None)
     }
 
+    /// As [`crate::host::Runtime::pressure`].
+    fn pressure(&self, _key: &Key) -> Option<f64> {
+        None
+    }
+
     /// How the host is; what cannot be read is left open. The counts of starts and daemons are not the host's.
     async fn load(&self) -> HostLoad;
 

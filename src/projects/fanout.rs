@@ -66,7 +66,7 @@ impl Projects {
         // Those of others whose worker is not there yet.
         let of_others = |key: &&Key| matches!(key.role(), Role::Member(_)) && key.project() != project;
         let coming = state.asking.keys().filter(of_others).filter(|key| self.registry.get(key).is_none()).count();
-        let loads = loads(&state, &project, &family);
+        let loads = self.loads(&state, &project, &family, &policy);
         let sticky = branch.and_then(|branch| state.branches.get(&(project.clone(), branch.to_owned())).copied());
         let is_up = loads.iter().any(|load| load.member == 0 && load.reach == Reach::Up);
         let member = match choose(&loads, sticky, others + coming, &policy) {
@@ -96,11 +96,13 @@ impl Projects {
     pub(super) fn place_without(&self, without: &Identity) -> Identity {
         let project = without.key.project();
         let (family, _) = self.registry.family(&project);
-        let loads: Vec<Load> = loads(&self.spread.state(), &project, &family)
+        let policy = self.fan_out(&project);
+        let loads: Vec<Load> = self
+            .loads(&self.spread.state(), &project, &family, &policy)
             .into_iter()
             .filter(|load| load.member == 0 || project.clone_number(load.member) != without.key)
             .collect();
-        match least_loaded(&loads, None, &self.fan_out(&project)) {
+        match least_loaded(&loads, None, &policy) {
             0 => Identity::project(without.spec.clone()),
             member => Identity::member(without.spec.clone(), member),
         }
@@ -112,25 +114,32 @@ impl Projects {
         let members = if self.cheap { own.unwrap_or(self.config.fan_out.members) } else { 0 };
         FanOutPolicy { members, ..self.config.fan_out }
     }
-}
 
-fn loads(state: &State, project: &Key, family: &BTreeMap<Key, WorkerHandle>) -> Vec<Load> {
-    let own = family.iter().map(|(key, worker)| (key, Some(worker)));
-    // Those whose worker is not there yet.
-    let asked = state.asking.keys().filter(|key| key.project() == *project && !family.contains_key(*key));
-    own.chain(asked.map(|key| (key, None)))
-        .filter_map(|(key, worker)| {
-            let member = match key.role() {
-                Role::Project => 0,
-                Role::Member(number) => number,
-                _ => return None,
-            };
-            let leases = worker.map_or(0, |worker| worker.load.leases().max(worker.connections.count()));
-            let asking = state.asking.get(key).copied().unwrap_or(0);
-            let reach = worker.map_or(Reach::Coming, reach);
-            Some(Load { member, builds: leases + asking, reach, pressure: None })
-        })
-        .collect()
+    fn loads(
+        &self,
+        state: &State,
+        project: &Key,
+        family: &BTreeMap<Key, WorkerHandle>,
+        policy: &FanOutPolicy,
+    ) -> Vec<Load> {
+        let own = family.iter().map(|(key, worker)| (key, Some(worker)));
+        // Those whose worker is not there yet.
+        let asked = state.asking.keys().filter(|key| key.project() == *project && !family.contains_key(*key));
+        own.chain(asked.map(|key| (key, None)))
+            .filter_map(|(key, worker)| {
+                let member = match key.role() {
+                    Role::Project => 0,
+                    Role::Member(number) => number,
+                    _ => return None,
+                };
+                let leases = worker.map_or(0, |worker| worker.load.leases().max(worker.connections.count()));
+                let builds = leases + state.asking.get(key).copied().unwrap_or(0);
+                // Without builds it decides nothing.
+                let pressure = policy.pressure.filter(|_| builds > 0).and_then(|_| self.shared.effects.pressure(key));
+                Some(Load { member, builds, reach: worker.map_or(Reach::Coming, reach), pressure })
+            })
+            .collect()
+    }
 }
 
 fn reach(worker: &WorkerHandle) -> Reach {

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kiln_domain::Key;
+use kiln_domain::cache::ForkBounds;
 
-use super::handle::{ForkBounds, Projects, RouteError};
+use super::handle::{Projects, RouteError};
 
 /// Forks whose worker is on its way, and by how many requests: between the count and the worker lies a wait for the disk, in
 /// which others count.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::admission::AdmissionPolicy;
-use kiln_domain::cache::{EvictionPolicy, FanOutPolicy};
+use kiln_domain::cache::{EvictionPolicy, FanOutPolicy, ForkBounds};
 use kiln_domain::project::PullRequestError;
 use kiln_domain::settings::HostSize;
 use kiln_domain::{AddressPool, BuildSpec, Identity, Key, Lease, LeaseToken, Policy, Role, Rules, Settings};
@@ -85,19 +85,6 @@ impl ProjectsConfig {
             fan_out: FanOutPolicy::default(),
             untrusted: Err("nothing keeps them apart here".to_owned()),
         }
-    }
-}
-
-/// How many forks may be at work at a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ForkBounds {
-    pub per_project: usize,
-    pub on_host: usize,
-}
-
-impl Default for ForkBounds {
-    fn default() -> Self {
-        Self { per_project: 16, on_host: 48 }
     }
 }
 

@@ -525,6 +525,10 @@ impl Effects for HostEffects {
         Ok(Some(self.parts.volumes.fullness().await?))
     }
 
+    fn pressure(&self, key: &Key) -> Option<f64> {
+        self.parts.runtime.pressure(key)
+    }
+
     async fn load(&self) -> HostLoad {
         // What cannot be read holds nothing back.
         let pressure = self.parts.pressure.read().ok();

@@ -104,6 +104,8 @@ pub(super) enum StopRefusal {
     Busy(String),
     /// Somebody has to make room on a disk first.
     NoRoom(String),
+    /// What it is asked of is not there.
+    NoCache,
     Failed {
         text: String,
         retryable: bool,

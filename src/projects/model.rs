@@ -61,6 +61,7 @@ struct Host {
     damaged: HashMap<Key, String>,
     /// What a trial finds.
     verdict: Verdict,
+    pressure: HashMap<Key, f64>,
 }
 
 impl Host {
@@ -123,6 +124,7 @@ impl Default for ModelEffects {
             disk: Disk::default(),
             damaged: HashMap::new(),
             verdict: Verdict::Good,
+            pressure: HashMap::new(),
         };
         Self {
             host: Mutex::new(host),
@@ -215,6 +217,11 @@ impl ModelEffects {
     /// From now on snapshots cost nothing.
     pub fn set_cheap(&self) {
         self.host().cheap = true;
+    }
+
+    /// Something in its instance waits for this share of the time, in percent.
+    pub fn press(&self, key: &Key, percent: f64) {
+        self.host().pressure.insert(key.clone(), percent);
     }
 
     /// What trials find from now on.
@@ -346,6 +353,10 @@ impl Effects for ModelEffects {
         let host = self.host();
         host.can_be_seen()?;
         Ok(host.disk.fullness(&host.snapshots))
+    }
+
+    fn pressure(&self, key: &Key) -> Option<f64> {
+        self.host().pressure.get(key).copied()
     }
 
     async fn load(&self) -> HostLoad {

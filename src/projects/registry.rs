@@ -60,7 +60,8 @@ impl Shared {
 
     /// What counts for a project.
     pub(super) fn settings(&self, record: &ProjectRecord) -> Settings {
-        self.rules.settings(&record.settings, &record.spec.repo, &self.defaults)
+        let settings = self.rules.settings(&record.settings, &record.spec.repo, &self.defaults);
+        if record.key.role().is_derived() { settings.of_a_copy() } else { settings }
     }
 }
 

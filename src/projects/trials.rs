@@ -78,7 +78,12 @@ impl Projects {
             let tried = tokio::time::timeout(PATIENCE, self.try_out(&key, snapshot)).await;
             let late = EffectError::TimedOut { step: "try a snapshot out", after: PATIENCE };
             if let Err(error) = tried.unwrap_or(Err(late)) {
-                tracing::warn!(%key, %snapshot, %error, "a snapshot could not be tried out; it stays unchecked");
+                // One whose project went meanwhile took its snapshots with it.
+                if matches!(self.shared.store.project(&key).await, Ok(None)) {
+                    tracing::debug!(%key, %snapshot, %error, "a snapshot went with its project before it was tried out");
+                } else {
+                    tracing::warn!(%key, %snapshot, %error, "a snapshot could not be tried out; it stays unchecked");
+                }
                 self.sweep_trials().await;
             }
         }

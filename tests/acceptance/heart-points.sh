@@ -112,7 +112,7 @@ broken() {
 
 point_reboot() {
     local hot leased idle lingering route key lease before
-    kilnd_config "$home/kiln.toml" "$runtime"
+    kilnd_config "$home/kiln.toml" "$runtime" "$ALONE"
     kilnd_start "$home/kiln.toml"
     for repo in hot leased idle lingering; do
         hello "first-$repo" "example.com/reboot/$repo"
@@ -169,7 +169,7 @@ nothing_runs() { [[ $(count_daemons) -eq 0 ]]; }
 
 point_rebuild() {
     local asleep awake generation kept
-    kilnd_config "$home/kiln.toml" "$runtime"
+    kilnd_config "$home/kiln.toml" "$runtime" "$ALONE"
     kilnd_start "$home/kiln.toml"
     for repo in asleep awake; do
         hello "first-$repo" "example.com/rebuild/$repo"

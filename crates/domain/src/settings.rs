@@ -152,6 +152,22 @@ impl Settings {
     /// Daemons of one project on one host: with more of them each has less than a build needs.
     pub const MOST_MEMBERS: u16 = 32;
 
+    /// What of it counts for what is derived from a project: how eagerly that is kept up is nobody's to set, or it would never go.
+    #[must_use]
+    pub fn of_a_copy(self) -> Self {
+        Self { tier: None, idle_window: None, fan_out: None, ..self }
+    }
+
+    pub fn check_of_a_copy(&self) -> Result<(), SettingsError> {
+        let why = "is the project's to have: a copy of its cache goes when nobody uses it";
+        match (self.tier, self.idle_window, self.fan_out) {
+            (Some(tier), ..) => Err(SettingsError::new("tier", tier.name(), why)),
+            (_, Some(window), _) => Err(SettingsError::new("idle_window", format!("{} s", window.as_secs()), why)),
+            (_, _, Some(members)) => Err(SettingsError::new("fan_out", members, why)),
+            (None, None, None) => Ok(()),
+        }
+    }
+
     pub fn check(&self) -> Result<(), SettingsError> {
         let bad = |field, value: &dyn fmt::Display, why| Err(SettingsError::new(field, value, why));
         if let Some(window) = self.idle_window {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use kiln::projects::ForkBounds;
 use kiln_domain::admission::AdmissionPolicy;
 use kiln_domain::cache::FanOutPolicy;
+use kiln_domain::cache::ForkBounds;
 
 use crate::config;
 use crate::rng::Rng;

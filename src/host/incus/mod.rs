@@ -22,11 +22,12 @@
 
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use kiln_domain::Key;
 use reqwest::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -34,6 +35,7 @@ use tokio::sync::{OnceCell, broadcast};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::network::{Network, NetworkError, PROOF_DEADLINE, ProofError};
+use super::pressure;
 use super::{Change, FoundInstance, InstanceEvent, InstanceSpec, InstanceState, Runtime, RuntimeError, StopBound};
 use crate::causes::in_one_line;
 use client::{ApiError, Bounds, Client, status};
@@ -64,6 +66,8 @@ const DYING: Duration = Duration::from_secs(5);
 /// What Incus may take beyond a drain's own time.
 const STOP_OVERHEAD: Duration = Duration::from_secs(15);
 const DELETE: Duration = Duration::from_mins(1);
+/// Where cgroup v2 is mounted: alone, or beside v1 as systemd's hybrid layout has it.
+const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// Events wait here for a listener that is busy; one that falls behind is told so by the channel.
 const EVENTS: usize = 1024;
 
@@ -344,6 +348,11 @@ impl Runtime for IncusRuntime {
         }
     }
 
+    fn pressure(&self, key: &Key) -> Option<f64> {
+        let group = cgroup_of(&self.config.project, &key.daemon_name());
+        CGROUPS.iter().find_map(|root| pressure::of_cgroup(&Path::new(root).join(&group)))
+    }
+
     async fn prove_isolation(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
         const OPERATION: &str = "prove the isolation of";
         self.prepared().await?;
@@ -465,6 +474,11 @@ pub(crate) async fn ready(config: &IncusConfig) -> Result<Client, RuntimeError> 
     let client = Client::new(&config.socket, &config.project).map_err(|e| failure("connect to", &config.project, e))?;
     prepare::prepare(&client, config).await?;
     Ok(client)
+}
+
+/// Where LXC puts what an instance runs, as Incus names its instances to it: those of the project `default` by their names alone.
+fn cgroup_of(project: &str, name: &str) -> String {
+    if project == "default" { format!("lxc.payload.{name}") } else { format!("lxc.payload.{project}_{name}") }
 }
 
 fn path_of(name: &str) -> String {

@@ -143,6 +143,7 @@ fn stranger(name: String) -> FoundVolume {
     FoundVolume { name, key: None, properties: Properties::new() }
 }
 
+/// btrfs counts its metadata in: when there is no more room for it, it tells that no byte is available.
 pub(super) fn fullness_of(path: &Path) -> Result<Fullness, Failure> {
     let space = rustix::fs::statvfs(path).map_err(|e| Failure::io(path, e))?;
     let bytes = |blocks: u64| blocks.saturating_mul(space.f_frsize);

@@ -99,3 +99,19 @@ async fn whoever_wants_a_copy_that_does_not_get_away_is_told_in_time() {
     assert!(matches!(refused, Err(RouteError::Failed { retryable: true, .. })), "{refused:?}");
     assert!(asked.elapsed() < 2 * route_wait, "{:?}", asked.elapsed());
 }
+
+#[tokio::test]
+async fn a_rule_that_keeps_projects_up_keeps_no_fork_of_theirs() {
+    let settings = Settings { tier: Some(kiln_domain::Tier::Hot), ..Settings::default() };
+    let rule = kiln_domain::settings::Rule { repo: "github.com/*".parse().expect("a pattern"), settings };
+    let rules = Rules(vec![rule]);
+    let bench = Bench::with_config(
+        ModelEffects::default(),
+        ProjectsConfig { untrusted: Ok(()), rules, ..config(with_window(Duration::from_millis(50))) },
+    );
+    let fork = untrusted(&bench, Some("1")).await.expect("routed");
+    let hot = bench.projects.set(&fork.key, |settings| settings.tier = Some(kiln_domain::Tier::Hot)).await;
+    assert!(matches!(&hot, Err(VerbError::Bad(error)) if error.to_string().contains("a copy of its cache")), "{hot:?}");
+    assert!(bench.projects.complete(&fork.key, &token(&fork)).await.expect("released"));
+    bench.until("nothing is left of it", async |b| b.projects.list().await.expect("listed").is_empty()).await;
+}

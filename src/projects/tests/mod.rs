@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kiln_domain::admission::AdmissionPolicy;
-use kiln_domain::cache::EvictionPolicy;
+use kiln_domain::cache::{EvictionPolicy, ForkBounds};
 use kiln_domain::idle::IdlePolicy;
 use kiln_domain::lease::LeasePolicy;
 use kiln_domain::plan::{InstanceSeen, Step, Stop};
@@ -23,8 +23,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::model::{ModelEffects, Mood};
 use super::{
-    Addressing, Caller, ForkBounds, Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, Routed,
-    StepDeadlines, VerbError,
+    Addressing, Caller, Foundations, Projects, ProjectsConfig, RouteError, RouteOptions, Routed, StepDeadlines,
+    VerbError,
 };
 use crate::clock::SystemClock;
 use crate::entropy::SystemEntropy;

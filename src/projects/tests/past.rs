@@ -65,6 +65,15 @@ async fn one_is_taken_by_hand_whatever_the_cadence() {
 }
 
 #[tokio::test]
+async fn a_project_without_a_cache_has_none_to_take() {
+    let bench = bench_with(eager());
+    build(&bench).await;
+    bench.projects.reset(&key(), false).await.expect("emptied");
+    let refused = bench.projects.snapshot(&key()).await;
+    assert!(matches!(&refused, Err(VerbError::NoCache(of)) if *of == key()), "{refused:?}");
+}
+
+#[tokio::test]
 async fn a_snapshot_that_cannot_be_taken_disturbs_nothing() {
     let bench = bench_with(eager());
     bench.effects.set_mood(Mood::Failing(Step::TakeSnapshot));
@@ -239,6 +248,20 @@ async fn a_burst_is_spread_over_as_many_daemons_as_there_may_be_and_they_go_agai
     bench.until("the members are gone", async |b| b.projects.list().await.expect("listed").len() == 1).await;
     assert_eq!(bench.count(Step::DestroyVolume), 2, "what they learnt goes with them");
     assert_eq!(bench.projects.list().await.expect("listed")[0].key, key().as_str());
+}
+
+#[tokio::test]
+async fn a_daemon_under_pressure_is_saturated_with_one_build() {
+    let effects = ModelEffects::default();
+    effects.set_cheap();
+    effects.press(&key(), 60.0);
+    let fan_out = FanOutPolicy { builds: 4, members: 1, on_host: 8, pressure: Some(60.0) };
+    let bench = Bench::with_config(effects, ProjectsConfig { fan_out, ..config(policy()) });
+    assert_eq!(bench.route().await.key, key(), "with no build it is not asked");
+    assert_eq!(bench.route().await.key, key().clone_number(1));
+    bench.effects.press(&key(), 59.9);
+    bench.effects.press(&key().clone_number(1), 60.0);
+    assert_eq!(bench.route().await.key, key());
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::super::effects::EffectError;
-use super::super::messages::{Refusal, RefusalKind};
+use super::super::messages::{Refusal, RefusalKind, StopRefusal};
 use super::{Occasion, Run, Worker};
 use crate::causes;
 use crate::metrics::{Fault, Stage, StepLabel};
@@ -259,7 +259,8 @@ impl Worker {
         self.setbacks = self.setbacks.and_another(self.now());
         (self.observed, self.look, self.doubtful) = (None, None, false);
         self.leave_queue();
-        self.refuse_snapshot_askers("the host cannot be looked at or changed now");
+        let text = "the host cannot be looked at or changed now".to_owned();
+        self.answer_snapshot_askers(&StopRefusal::Failed { text, retryable: true });
         self.answer_thinners();
         let reason = error.in_words();
         tracing::warn!(key = %self.key, %reason, "could not {what}");

@@ -187,6 +187,7 @@ impl Worker {
         let before = std::mem::replace(&mut self.record.settings, own.clone());
         let effective = self.shared.settings(&self.record);
         let sound = own.check().and_then(|()| effective.check());
+        let sound = if self.key.role().is_derived() { sound.and_then(|()| own.check_of_a_copy()) } else { sound };
         let host = &self.shared.host_size;
         let sound = sound.and_then(|()| own.check_against(host)).and_then(|()| own.check_limits(&before, host));
         if let Err(error) = sound {

@@ -252,8 +252,8 @@ impl Worker {
     /// Its record is gone: whoever still waits asks again, and makes a new project.
     fn leave(mut self) {
         self.answer_stoppers(&Ok(()));
+        self.answer_snapshot_askers(&StopRefusal::NoCache);
         let text = "the project was being removed".to_owned();
-        self.refuse_snapshot_askers(&text);
         self.answer_thinners();
         self.refuse_all(&Refusal { kind: RefusalKind::NotNow, text });
     }
@@ -324,7 +324,7 @@ impl Worker {
                 return;
             }
             // With a cache there is one, or it is on its way.
-            self.refuse_snapshot_askers("there is no cache to take one of");
+            self.answer_snapshot_askers(&StopRefusal::NoCache);
             self.answer_thinners();
             if self.somebody_waits() {
                 self.answer_who_waits(&reason);

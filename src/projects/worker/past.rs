@@ -146,10 +146,6 @@ impl Worker {
         self.something_happened(Occasion::Routine);
     }
 
-    pub(super) fn refuse_snapshot_askers(&mut self, why: &str) {
-        self.answer_snapshot_askers(&StopRefusal::Failed { text: why.to_owned(), retryable: false });
-    }
-
     /// Nothing is left to do for them, or nothing can be done now.
     pub(super) fn answer_thinners(&mut self) {
         let now = self.now();
@@ -161,7 +157,7 @@ impl Worker {
         }
     }
 
-    fn answer_snapshot_askers(&mut self, refusal: &StopRefusal) {
+    pub(super) fn answer_snapshot_askers(&mut self, refusal: &StopRefusal) {
         for asker in self.snapshot_askers.drain(..) {
             drop(asker.send(Err(refusal.clone())));
         }

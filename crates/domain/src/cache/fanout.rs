@@ -26,6 +26,20 @@ impl Default for FanOutPolicy {
     }
 }
 
+/// How many forks may be at work at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ForkBounds {
+    pub per_project: usize,
+    /// Of all projects together.
+    pub on_host: usize,
+}
+
+impl Default for ForkBounds {
+    fn default() -> Self {
+        Self { per_project: 16, on_host: 48 }
+    }
+}
+
 /// Whether a build can be sent there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {

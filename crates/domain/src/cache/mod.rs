@@ -17,7 +17,7 @@ pub mod size;
 pub mod snapshot;
 
 pub use eviction::EvictionPolicy;
-pub use fanout::FanOutPolicy;
+pub use fanout::{FanOutPolicy, ForkBounds};
 pub use history::HistoryPolicy;
 pub use size::SizePolicy;
 pub use snapshot::{ParseSnapshotError, Snapshot, SnapshotName, Verdict};

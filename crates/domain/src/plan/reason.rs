@@ -170,7 +170,7 @@ impl fmt::Display for Reason {
             Self::HalfMade { why } => write!(f, "the instance is incomplete: {why}"),
             Self::Outdated { what } => write!(f, "it is out of date: {what}"),
             Self::RollGoesOn => f.write_str("it was stopped to be brought up to date"),
-            Self::RoomWanted => f.write_str("nobody needs it now, and another project waits for room on the host"),
+            Self::RoomWanted => f.write_str("nobody needs it now, and the host wants its room or its memory for others"),
             Self::NeedsPlace => f.write_str("it asks for its turn to start"),
             Self::Queued { position, length, waits_for } => {
                 write!(f, "it waits for its turn to start, number {position} of {length}, because {waits_for}")

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use kiln::projects::ForkBounds;
 use kiln_domain::cache::FanOutPolicy;
+use kiln_domain::cache::ForkBounds;
 
 use super::Check;
 use crate::cast::{Cast, Part};
