@@ -43,6 +43,8 @@ for file in scripts/lib/common.sh scripts/lib/place.sh scripts/lib/incus.sh scri
     # shellcheck disable=SC1090
     source "$GUEST_BIN/$file"
 done
+# They have results, and a reboot, of their own.
+source /share/case.sh
 point=caches
 repo=example.com/guest/caches
 _kilnd_home=$home
@@ -168,7 +170,7 @@ case $GUEST_MARK in
         same "the cache's dataset has the size for a quota" 4G "$(zfs get -H -o value refquota "$KILN_DATASET/${home##*/}/live/$key")"
         check "a rollback" kiln cache rollback "$key"
         check "after which the hot project is up again" await 60 is_phase "$key" warm
-        KILN_UNTRUSTED=1 KILN_PULL_REQUEST=1 hello fork "$repo"
+        KILN_UNTRUSTED=1 KILN_PULL_REQUEST=1 hello fork "$repo" --build-arg ROUND=one
         same "a build of a fork" 0 "$hello_status"
         same "finds all in its cache" "$hello_steps" "$hello_cached"
         asked_fork held "$repo" 1
@@ -195,7 +197,7 @@ case $GUEST_MARK in
         hello woken "$repo-asleep"
         same "a build of what slept" 0 "$hello_status"
         same "finds all in its cache too" "$hello_steps" "$hello_cached"
-        KILN_UNTRUSTED=1 KILN_PULL_REQUEST=1 hello fork-two "$repo"
+        KILN_UNTRUSTED=1 KILN_PULL_REQUEST=1 hello fork-two "$repo" --build-arg ROUND=one
         same "a build of the fork" 0 "$hello_status"
         same "finds all in its copy" "$hello_steps" "$hello_cached"
         give_back held
