@@ -168,6 +168,8 @@ await() {
 
 # hello NAME REPO [FLAG...]: builds examples/hello through the gateway, from a client that has never built anything.
 # -> hello_status, hello_ms, hello_steps, hello_cached, hello_log, hello_out
+# HELLO_FLAGS are flags of every one.
+HELLO_FLAGS=()
 hello() {
     local name=$1 repo=$2 client=$_kilnd_home/client-$1 started
     shift 2
@@ -175,7 +177,8 @@ hello() {
     hello_log=$_kilnd_home/logs/$name hello_out=$_kilnd_home/out-$name hello_status=0
     started=$(now_ms)
     HOME=$client XDG_CACHE_HOME=$client/cache DOCKER_CONFIG=$client/docker KILN_BUILDX=$BUILDKIT_BIN/buildx \
-        kiln build --repo "$repo" --progress=plain --build-context "busybox=$PLACE/busybox" -o "$hello_out" "$@" \
+        kiln build --repo "$repo" --progress=plain --build-context "busybox=$PLACE/busybox" -o "$hello_out" \
+        "${HELLO_FLAGS[@]}" "$@" \
         "$KILN_ROOT/examples/hello" </dev/null >"$hello_log" 2>&1 || hello_status=$?
     hello_ms=$(($(now_ms) - started))
     count_steps "$hello_log"

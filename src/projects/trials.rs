@@ -26,6 +26,9 @@ const CALM: Duration = Duration::from_secs(2);
 /// Whatever is wrong with the host is not over at once.
 const SWEEP_AGAIN: Duration = Duration::from_mins(1);
 
+/// What a trial had given up on may be done when everything else of it is gone.
+const SWEEP_EVERY: Duration = Duration::from_mins(10);
+
 /// Longer than a trial gives itself, with what it takes to clear it away.
 const PATIENCE: Duration = Duration::from_mins(5);
 
@@ -36,6 +39,7 @@ pub(super) struct Trials(Arc<Waiting>);
 #[derive(Debug, Default)]
 struct Waiting {
     queue: Mutex<VecDeque<(Key, SnapshotName)>>,
+    under_way: Mutex<Option<(Key, SnapshotName)>>,
     asked: Notify,
 }
 
@@ -50,6 +54,16 @@ impl Trials {
         queue.push_back((key.clone(), snapshot));
         drop(queue);
         self.0.asked.notify_one();
+    }
+
+    /// Which one of this cache is being tried out: it is not to be destroyed under that.
+    pub(super) fn under_way(&self, key: &Key) -> Option<SnapshotName> {
+        let under_way = self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        under_way.as_ref().filter(|(of, _)| of == key).map(|(_, snapshot)| *snapshot)
+    }
+
+    fn set_under_way(&self, trial: Option<(Key, SnapshotName)>) {
+        *self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner) = trial;
     }
 
     async fn next(&self) -> (Key, SnapshotName) {
@@ -71,11 +85,16 @@ impl Projects {
         }
         self.sweep_trials().await;
         loop {
-            let (key, snapshot) = self.shared.trials.next().await;
+            let Ok((key, snapshot)) = tokio::time::timeout(SWEEP_EVERY, self.shared.trials.next()).await else {
+                self.sweep_trials().await;
+                continue;
+            };
             while self.shared.admission.is_busy() {
                 tokio::time::sleep(CALM).await;
             }
+            self.shared.trials.set_under_way(Some((key.clone(), snapshot)));
             let tried = tokio::time::timeout(PATIENCE, self.try_out(&key, snapshot)).await;
+            self.shared.trials.set_under_way(None);
             let late = EffectError::TimedOut { step: "try a snapshot out", after: PATIENCE };
             if let Err(error) = tried.unwrap_or(Err(late)) {
                 // One whose project went meanwhile took its snapshots with it.

@@ -142,7 +142,7 @@ impl<M: Medium> Tree<M> {
         blocking(half, move |half| {
             files::make_private_directory(half).map_err(|e| Failure::io(half, e))?;
             files::make_private_directory(&half.join(SNAPSHOTS)).map_err(|e| Failure::io(half, e))?;
-            files::write(&half.join(RECORD), &record).map_err(|e| Failure::io(half, e))
+            files::write_unseen(&half.join(RECORD), &record).map_err(|e| Failure::io(half, e))
         })
         .await?;
         match from {
@@ -292,6 +292,10 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         let waited_for = || format!("the file system of {}", self.root.display());
         let measured = measured.unwrap_or_else(|_| Err(Failure::TimedOut { waited_for: waited_for(), after: QUICK }));
         measured.map_err(|e| e.during("measure", "all"))
+    }
+
+    async fn freed(&self) -> Result<(), VolumeError> {
+        self.medium.freed(&self.root).await.map_err(|e| e.during("wait until freed", "all"))
     }
 
     async fn set_properties(&self, key: &Key, properties: &Properties) -> Result<(), VolumeError> {
@@ -527,7 +531,9 @@ impl<M: Medium> VolumeEngine for Tree<M> {
 /// Renames durably, never over something.
 pub(super) fn move_to(from: &Path, to: &Path) -> Result<(), Failure> {
     rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(|e| Failure::io(to, e))?;
-    for directory in [from.parent(), to.parent()].into_iter().flatten() {
+    // Each costs a commit where a snapshot was just made.
+    let to = to.parent().filter(|to| from.parent() != Some(to));
+    for directory in [from.parent(), to].into_iter().flatten() {
         files::sync_directory(directory).map_err(|e| Failure::io(directory, e))?;
     }
     Ok(())

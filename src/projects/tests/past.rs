@@ -2,7 +2,7 @@
 
 use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::cache::fanout::FanOutPolicy;
-use kiln_domain::{SnapshotName, Verdict};
+use kiln_domain::{Snapshot, SnapshotName, Timestamp, Verdict};
 
 use super::*;
 
@@ -147,6 +147,25 @@ async fn a_damaged_cache_goes_back_by_itself_and_whoever_waits_gets_the_daemon()
     assert_eq!(bench.steps().iter().filter(|step| matches!(step, Step::Rollback(_))).count(), 1);
     let told = "was damaged (panic: page 3 already freed)";
     bench.until("it is told", async |b| events(b, "rollback").await.concat().contains(told)).await;
+}
+
+/// What an admin does by hand is not what Kiln does by itself at most once an hour.
+#[tokio::test]
+async fn a_way_back_by_hand_does_not_count_as_a_rescue() {
+    let bench = bench_with(Policy { history: HistoryPolicy { every: Duration::ZERO, ..eager().history }, ..policy() });
+    let _held = bench.route().await;
+    let snapshot = |verdict| Snapshot { name: FIRST, taken: Timestamp::EPOCH, verdict, bytes: None };
+    bench.effects.set_snapshots(&key(), vec![snapshot(Verdict::Unchecked)]);
+    bench.effects.damage(&key(), "invalid database");
+    bench.effects.kill(&key());
+    bench.until("nothing is good enough to go back to", async |b| b.phase().await == "failed").await;
+    bench.projects.rollback(&key(), Some(FIRST), true).await.expect("back by hand");
+    bench.until("the lease has its daemon again", async |b| b.phase().await == "warm").await;
+    bench.effects.set_snapshots(&key(), vec![snapshot(Verdict::Good)]);
+    bench.effects.damage(&key(), "invalid database");
+    bench.effects.kill(&key());
+    bench.until("it is taken back", async |b| b.count(Step::Rollback(FIRST)) == 2).await;
+    assert!(bench.route().await.ready);
 }
 
 #[tokio::test]
@@ -319,32 +338,4 @@ async fn a_fork_that_is_not_kept_apart_serves_nobody_and_is_stopped_by_force() {
     assert_eq!(bench.count(Step::StopInstance(Stop::Force)), 1);
     bench.effects.set_mood(Mood::Obedient);
     assert!(untrusted(&bench, Some("1")).await.expect("routed").ready);
-}
-
-#[tokio::test]
-async fn forks_that_come_at_once_are_bounded_too() {
-    let forks = ForkBounds { per_project: 2, on_host: 3 };
-    let config = ProjectsConfig { untrusted: Ok(()), forks, ..config(policy()) };
-    let bench = Bench::with_config(ModelEffects::default(), config);
-    let names: Vec<String> = (0..8).map(|number| number.to_string()).collect();
-    let all = futures_util::future::join_all(names.iter().map(|name| untrusted(&bench, Some(name)))).await;
-    assert_eq!(all.iter().filter(|routed| routed.is_ok()).count(), 2);
-    assert!(all.iter().all(|routed| matches!(routed, Ok(_) | Err(RouteError::TooManyForks { .. }))), "{all:?}");
-}
-
-/// It was done, and nobody was told: what was known of the damaged cache is not about the next.
-#[tokio::test]
-async fn after_a_reset_that_seemed_to_fail_the_empty_cache_is_not_taken_for_damaged() {
-    let bench = bench_with(Policy { history: HistoryPolicy { every: Duration::ZERO, ..eager().history }, ..policy() });
-    build(&bench).await;
-    bench.projects.set(&key(), |settings| settings.tier = Some(kiln_domain::Tier::Hot)).await.expect("hot");
-    bench.until("it is up", async |b| b.phase().await == "warm").await;
-    bench.effects.damage(&key(), "invalid database");
-    bench.effects.kill(&key());
-    bench.until("it is told", async |b| b.phase().await == "failed").await;
-    bench.effects.set_mood(Mood::Lossy(Step::DiscardCache));
-    bench.projects.reset(&key(), false).await.expect_err("the answer is lost");
-    bench.effects.set_mood(Mood::Obedient);
-    assert!(bench.route().await.ready);
-    assert_eq!((bench.count(Step::DiscardCache), bench.count(Step::CreateVolume)), (1, 2));
 }
