@@ -222,7 +222,7 @@ impl Projects {
             defaults: config.defaults.clone(),
             rules: config.rules.clone(),
             host_size: config.host_size,
-            deadlines: config.deadlines,
+            deadlines: config.deadlines.where_copies_are_instant(cheap),
             addresses: config.addresses,
         };
         let projects = Self {

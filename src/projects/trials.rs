@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kiln_domain::cache::history::newest_good;
-use kiln_domain::{Key, SnapshotName, Verdict};
+use kiln_domain::{Key, SnapshotName, Step, Verdict};
 use tokio::sync::Notify;
 
 use super::effects::EffectError;
@@ -26,7 +26,7 @@ const CALM: Duration = Duration::from_secs(2);
 /// Whatever is wrong with the host is not over at once.
 const SWEEP_AGAIN: Duration = Duration::from_mins(1);
 
-/// Longer than a trial gives itself, with what it takes to clear it away.
+/// Longer than a trial gives its daemon, with what it takes to clear it away; beside the copy.
 const PATIENCE: Duration = Duration::from_mins(5);
 
 /// What is to be tried out.
@@ -75,8 +75,9 @@ impl Projects {
             while self.shared.admission.is_busy() {
                 tokio::time::sleep(CALM).await;
             }
-            let tried = tokio::time::timeout(PATIENCE, self.try_out(&key, snapshot)).await;
-            let late = EffectError::TimedOut { step: "try a snapshot out", after: PATIENCE };
+            let patience = PATIENCE + self.shared.deadlines.of(Step::CloneVolume);
+            let tried = tokio::time::timeout(patience, self.try_out(&key, snapshot)).await;
+            let late = EffectError::TimedOut { step: "try a snapshot out", after: patience };
             if let Err(error) = tried.unwrap_or(Err(late)) {
                 // One whose project went meanwhile took its snapshots with it.
                 if matches!(self.shared.store.project(&key).await, Ok(None)) {

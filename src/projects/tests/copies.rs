@@ -115,3 +115,13 @@ async fn a_rule_that_keeps_projects_up_keeps_no_fork_of_theirs() {
     assert!(bench.projects.complete(&fork.key, &token(&fork)).await.expect("released"));
     bench.until("nothing is left of it", async |b| b.projects.list().await.expect("listed").is_empty()).await;
 }
+
+#[tokio::test]
+async fn a_copy_has_the_time_that_it_takes() {
+    let slow = Bench::new(ModelEffects::default()).projects.shared.deadlines;
+    let instant = bench_with(policy()).projects.shared.deadlines;
+    for step in [Step::CloneVolume, Step::TakeSnapshot, Step::Rollback(kiln_domain::SnapshotName::new(1))] {
+        assert!(slow.of(step) > Duration::from_mins(30), "{step:?}: longer than the storage gives itself");
+        assert_eq!(instant.of(step), slow.of(Step::CreateVolume), "{step:?}");
+    }
+}
