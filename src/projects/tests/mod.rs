@@ -2,6 +2,7 @@
 
 mod copies;
 mod eviction;
+mod fanout;
 mod heart;
 mod leaps;
 mod past;
