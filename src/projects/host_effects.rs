@@ -1,6 +1,6 @@
 //! [`Effects`] on the real host: volumes, files, runtime and probe, tied together and nothing decided.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -80,6 +80,8 @@ pub struct HostEffects {
     targets: Mutex<HashMap<Key, (Timestamp, DaemonTarget)>>,
     /// When the isolation of each was last proven.
     proven: Mutex<HashMap<Key, Timestamp>>,
+    /// What of copies is in the trash until it can be freed.
+    held: Arc<Mutex<BTreeSet<TrashName>>>,
 }
 
 /// A probe's own credential. Renewed at half its life, so that one always lasts longer than any wait.
@@ -97,7 +99,7 @@ const SETTLE_PATIENCE: Duration = StepDeadlines::SETTLE;
 
 impl HostEffects {
     pub fn new(config: HostEffectsConfig, parts: HostParts) -> Self {
-        Self { config, parts, targets: Mutex::default(), proven: Mutex::default() }
+        Self { config, parts, targets: Mutex::default(), proven: Mutex::default(), held: Arc::default() }
     }
 
     pub fn runtime_name(&self) -> &'static str {

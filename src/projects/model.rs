@@ -30,6 +30,8 @@ pub enum Mood {
     Full(Step),
     /// Untrusted code is found to reach what it must not.
     Leaky,
+    /// What trials have left cannot be removed.
+    Littered,
     /// The step succeeds and its answer is lost.
     Lossy(Step),
     /// Nothing can be seen.
@@ -355,6 +357,10 @@ impl Effects for ModelEffects {
         Ok(host.disk.fullness(&host.snapshots))
     }
 
+        if self.host().mood == Mood::Littered {
+            let (operation, name, holder) = ("purge", "a trial".to_owned(), "somebody".to_owned());
+            return Err(VolumeError::Busy { operation, name, holder }.into());
+        }
     fn pressure(&self, key: &Key) -> Option<f64> {
         self.host().pressure.get(key).copied()
     }

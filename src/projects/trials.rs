@@ -12,6 +12,7 @@ use std::time::Duration;
 use kiln_domain::cache::history::newest_good;
 use kiln_domain::{Key, SnapshotName, Step, Verdict};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::effects::EffectError;
 use super::handle::Projects;
@@ -23,7 +24,7 @@ const QUEUE: usize = 256;
 /// A start that is waited for goes before.
 const CALM: Duration = Duration::from_secs(2);
 
-/// Whatever is wrong with the host is not over at once.
+/// Whatever keeps something of a trial from being removed is not over at once.
 const SWEEP_AGAIN: Duration = Duration::from_mins(1);
 
 /// Longer than a trial gives its daemon, with what it takes to clear it away; beside the copy.
@@ -69,9 +70,19 @@ impl Projects {
         while !self.shared.surveyed.load(Ordering::Acquire) {
             tokio::time::sleep(CALM).await;
         }
-        self.sweep_trials().await;
+        let mut sweep = Sweep::default();
+        self.sweep_trials(&mut sweep).await;
         loop {
-            let (key, snapshot) = self.shared.trials.next().await;
+            let (key, snapshot) = match sweep.again {
+                None => self.shared.trials.next().await,
+                Some(at) => match tokio::time::timeout_at(at, self.shared.trials.next()).await {
+                    Ok(next) => next,
+                    Err(_elapsed) => {
+                        self.sweep_trials(&mut sweep).await;
+                        continue;
+                    }
+                },
+            };
             while self.shared.admission.is_busy() {
                 tokio::time::sleep(CALM).await;
             }
@@ -85,7 +96,7 @@ impl Projects {
                 } else {
                     tracing::warn!(%key, %snapshot, %error, "a snapshot could not be tried out; it stays unchecked");
                 }
-                self.sweep_trials().await;
+                self.sweep_trials(&mut sweep).await;
             }
         }
     }
@@ -108,11 +119,29 @@ impl Projects {
         Ok(())
     }
 
-    /// Until nothing is left of a trial that was cut off.
-    async fn sweep_trials(&self) {
-        while let Err(error) = self.shared.effects.sweep_trials().await {
-            tracing::debug!(%error, "what an earlier trial has left could not be removed; trying again");
-            tokio::time::sleep(SWEEP_AGAIN).await;
+    /// Removes what trials have left that were cut off. What cannot be removed now holds up none of the others.
+    async fn sweep_trials(&self, sweep: &mut Sweep) {
+        let swept = tokio::time::timeout(PATIENCE, self.shared.effects.sweep_trials()).await;
+        let late = EffectError::TimedOut { step: "remove what trials have left", after: PATIENCE };
+        let Err(error) = swept.unwrap_or(Err(late)) else {
+            *sweep = Sweep::default();
+            return;
+        };
+        let told = error.in_words();
+        if sweep.told.as_ref() != Some(&told) {
+            tracing::warn!(
+                error = told,
+                "what an earlier trial has left cannot be removed; it is tried again every minute"
+            );
         }
+        *sweep = Sweep { told: Some(told), again: Some(Instant::now() + SWEEP_AGAIN) };
     }
+}
+
+/// Where the removal of what trials have left stands; all of it is gone by default.
+#[derive(Debug, Default)]
+struct Sweep {
+    /// What is in its way, as it was told.
+    told: Option<String>,
+    again: Option<Instant>,
 }

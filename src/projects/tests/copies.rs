@@ -125,3 +125,17 @@ async fn a_copy_has_the_time_that_it_takes() {
         assert_eq!(instant.of(step), slow.of(Step::CreateVolume), "{step:?}");
     }
 }
+
+/// Whatever a trial has left: what stands in its way may be there for good.
+#[tokio::test]
+async fn snapshots_are_tried_out_though_something_of_a_trial_stays() {
+    let bench = bench_with(eager());
+    bench.effects.set_mood(Mood::Littered);
+    build(&bench).await;
+    bench
+        .until("there is a good one", async |b| {
+            let log = b.projects.cache_log(&key()).await.expect("a log");
+            log.first().is_some_and(|snapshot| snapshot.verdict == kiln_domain::Verdict::Good)
+        })
+        .await;
+}
