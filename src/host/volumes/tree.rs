@@ -40,12 +40,14 @@ use crate::host::{Properties, files};
 
 mod halves;
 mod making;
+mod newcomers;
 mod rollback;
 #[cfg(test)]
 mod tests;
 
 use halves::{Halves, What};
 use making::Source;
+use newcomers::Newcomers;
 
 /// How long the end of a snapshot waits for its bytes.
 const SOON: Duration = Duration::from_secs(30);
@@ -358,7 +360,7 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         properties: &Properties,
     ) -> Result<Volume, VolumeError> {
         const OPERATION: &str = "clone";
-        let _locked = self.locks.lock_both(source, target).await;
+        let (of_source, _of_target) = self.locks.lock_both(source, target).await;
         let origin = Origin { key: source.clone(), snapshot: Some(snapshot.sequence()) };
         if let Some(volume) = self.derived(OPERATION, target, &origin).await? {
             return Ok(volume);
@@ -366,23 +368,33 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         let (_, parent) = self.require(OPERATION, source).await?;
         let from = self.require_snapshot(OPERATION, source, snapshot).await?;
         let record = Record::new(target, properties, parent.size, Some(origin));
-        let built = self.build(target, self.home(target), record, Source::Still(&from));
+        if !self.medium.copies_are_instant() {
+            // Its project goes before, whatever it wants to do with it.
+            drop(of_source);
+        }
+        let built = self.build(target, self.home(target), record, Source::Snapshot(&from));
         built.await.map_err(|e| e.during(OPERATION, target))?;
         Ok(self.require(OPERATION, target).await?.0)
     }
 
     async fn fork(&self, source: &Key, target: &Key, properties: &Properties) -> Result<Volume, VolumeError> {
         const OPERATION: &str = "fork";
-        let _locked = self.locks.lock_both(source, target).await;
+        let (of_source, _of_target) = self.locks.lock_both(source, target).await;
         let origin = Origin { key: source.clone(), snapshot: None };
         if let Some(volume) = self.derived(OPERATION, target, &origin).await? {
             return Ok(volume);
         }
         let (parent, of_parent) = self.require(OPERATION, source).await?;
         let record = Record::new(target, properties, of_parent.size, Some(origin));
-        let instant = self.medium.copies_are_instant();
-        let _quiet = if instant { None } else { self.hold(OPERATION, source, &parent).await? };
-        let from = Source::Still(&parent.path);
+        let from = if self.medium.copies_are_instant() {
+            Source::Still(&parent.path)
+        } else {
+            let quiet = self.hold(OPERATION, source, &parent).await?;
+            let watched = blocking(&self.home(source), |home| Newcomers::watch(home, &home.join(CACHE))).await;
+            // From here on its project goes before: neither its daemon nor whatever is done to it waits for the copy.
+            drop((quiet, of_source));
+            Source::Watched(&parent.path, watched.map_err(|e| e.during(OPERATION, source))?)
+        };
         let built = self.build(target, self.home(target), record, from);
         built.await.map_err(|e| e.during(OPERATION, target))?;
         Ok(self.require(OPERATION, target).await?.0)

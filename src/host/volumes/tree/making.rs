@@ -1,5 +1,6 @@
 //! Volumes and snapshots are made aside, and moved into their place when they are whole.
 
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,8 @@ use super::super::listing::{CACHE, LIVE, RECORD, SNAPSHOTS};
 use super::super::medium::{Copy, Medium};
 use super::super::record::Record;
 use super::halves::{Half, What};
-use super::{Tree, move_to};
+use super::newcomers::Newcomers;
+use super::{Tree, exists, move_to};
 use crate::host::files::{self, HALF};
 
 /// Of the whole process: what one engine has given up is not to be taken for what another makes.
@@ -22,6 +24,10 @@ pub(super) enum Source<'a> {
     Nothing,
     /// What nobody changes meanwhile, or a copy of which is one instant.
     Still(&'a Path),
+    /// A snapshot, which somebody may remove meanwhile.
+    Snapshot(&'a Path),
+    /// A cache that nobody was in, and that somebody may enter meanwhile.
+    Watched(&'a Path, Newcomers),
 }
 
 impl<M: Medium> Tree<M> {
@@ -59,6 +65,12 @@ impl<M: Medium> Tree<M> {
         match from {
             Source::Nothing => self.medium.make(cache, size).await,
             Source::Still(from) => copy(from).await,
+            Source::Snapshot(from) => {
+                copy(from).await?;
+                // What goes loses its name before anything of it goes.
+                if exists(from).await? { Ok(()) } else { Err(Failure::io(from, io::ErrorKind::NotFound)) }
+            }
+            Source::Watched(from, newcomers) => newcomers.keep_away_from(copy(from)).await,
         }
     }
 

@@ -216,3 +216,60 @@ async fn what_is_on_its_way_out_goes_though_nobody_waits() {
     lab.engine.medium.goes_on.notify_waiters();
     lab.no_halves().await;
 }
+
+#[tokio::test]
+async fn a_project_goes_before_a_copy_of_it() {
+    let lab = Lab::new().await;
+    let (engine, project, copy, nothing) = (&lab.engine, key(), key().fork(), Properties::new());
+    lab.slow_copies(true);
+    // Its daemon is let in at once, and then writes.
+    for writes in [true, false] {
+        let mut fork = pin!(engine.fork(&project, &copy, &nothing));
+        tokio::select! {
+            biased;
+            done = &mut fork => panic!("it did not wait: {done:?}"),
+            () = lab.begun() => {}
+        }
+        in_time(engine.set_properties(&key(), &nothing)).await.expect("it is locked for nobody");
+        let daemon = hold_cache(&lab.volume.path).expect("nothing keeps it out").expect("a lock");
+        if writes {
+            std::fs::write(lab.volume.path.join("cache.db"), "y").expect("written");
+        } else {
+            lab.go_on();
+        }
+        let given_up = in_time(fork).await;
+        assert!(matches!(given_up, Err(VolumeError::Busy { .. })), "{given_up:?}");
+        assert_eq!(engine.get(&key().fork()).await.expect("looked"), None);
+        lab.no_halves().await;
+        drop(daemon);
+    }
+    // Nor does what is done to it wait.
+    let mut fork = pin!(engine.fork(&project, &copy, &nothing));
+    tokio::select! {
+        biased;
+        done = &mut fork => panic!("it did not wait: {done:?}"),
+        () = lab.begun() => {}
+    }
+    in_time(engine.discard(&key())).await.expect("discarded");
+    let given_up = in_time(fork).await;
+    assert!(matches!(given_up, Err(VolumeError::Busy { .. })), "{given_up:?}");
+}
+
+#[tokio::test]
+async fn a_snapshot_that_goes_while_it_is_copied_is_no_copy() {
+    let lab = Lab::new().await;
+    let (engine, project, trial) = (&lab.engine, key(), key().trial());
+    lab.slow_copies(true);
+    let nothing = Properties::new();
+    let mut clone = pin!(engine.clone_snapshot(&project, lab.snapshot, &trial, &nothing));
+    tokio::select! {
+        biased;
+        done = &mut clone => panic!("it did not wait: {done:?}"),
+        () = lab.begun() => {}
+    }
+    in_time(engine.destroy_snapshot(&key(), lab.snapshot)).await.expect("destroyed");
+    lab.go_on();
+    in_time(clone).await.expect_err("part of it may be missing");
+    assert_eq!(engine.get(&trial).await.expect("looked"), None);
+    lab.no_halves().await;
+}
