@@ -465,13 +465,15 @@ impl<M: Medium> VolumeEngine for Tree<M> {
 
     async fn purge(&self, trashed: &TrashName) -> Result<(), VolumeError> {
         const OPERATION: &str = "purge";
-        let _locked = self.locks.lock(trashed.key()).await;
+        let locked = self.locks.lock(trashed.key()).await;
         if let Ok(Some((_, record))) = self.find(OPERATION, trashed.key()).await {
             self.settle(trashed.key(), record).await.map_err(|e| e.during(OPERATION, trashed))?;
         }
         let half = self.root.join(TRASH).join(format!("{HALF}{trashed}"));
         let purged = async {
             retire(&self.trashed(trashed), &half).await?;
+            // What is out of sight is nobody's: the project may have its next volume meanwhile.
+            drop(locked);
             self.halves.remove(What::Home, &half).await
         };
         purged.await.map_err(|e| e.during(OPERATION, trashed))

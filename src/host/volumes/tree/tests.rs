@@ -218,6 +218,25 @@ async fn what_is_on_its_way_out_goes_though_nobody_waits() {
 }
 
 #[tokio::test]
+async fn a_purge_keeps_nobody_from_the_next_volume() {
+    let lab = Lab::new().await;
+    let trashed = lab.engine.discard(&key()).await.expect("discarded");
+    lab.slow_removals(true);
+    let mut purge = pin!(lab.engine.purge(&trashed));
+    tokio::select! {
+        biased;
+        done = &mut purge => panic!("it did not wait: {done:?}"),
+        () = lab.begun() => {}
+    }
+    let next = in_time(lab.engine.create(&key(), &Properties::new(), None)).await.expect("created");
+    assert!(entries(&next.path).expect("listed").is_empty());
+    lab.slow_removals(false);
+    lab.go_on();
+    in_time(purge).await.expect("purged");
+    lab.no_halves().await;
+}
+
+#[tokio::test]
 async fn a_project_goes_before_a_copy_of_it() {
     let lab = Lab::new().await;
     let (engine, project, copy, nothing) = (&lab.engine, key(), key().fork(), Properties::new());
