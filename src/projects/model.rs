@@ -64,6 +64,8 @@ struct Host {
     /// What a trial finds.
     verdict: Verdict,
     pressure: HashMap<Key, f64>,
+    /// What of the trash cannot be freed.
+    held: Option<TrashName>,
 }
 
 impl Host {
@@ -127,6 +129,7 @@ impl Default for ModelEffects {
             damaged: HashMap::new(),
             verdict: Verdict::Good,
             pressure: HashMap::new(),
+            held: None,
         };
         Self {
             host: Mutex::new(host),
@@ -234,6 +237,11 @@ impl ModelEffects {
     /// No daemon opens the cache any more, until it goes back or begins anew.
     pub fn damage(&self, key: &Key, says: &str) {
         self.host().damaged.insert(key.clone(), says.to_owned());
+    }
+
+    /// This cannot be freed from now on, and all else can.
+    pub fn hold(&self, name: Option<TrashName>) {
+        self.host().held = name;
     }
 
     pub fn snapshots_of(&self, key: &Key) -> Vec<Snapshot> {
@@ -405,7 +413,12 @@ impl Effects for ModelEffects {
     }
 
     async fn purge(&self, name: &TrashName) -> Result<(), EffectError> {
-        self.host().disk.purge(name);
+        let mut host = self.host();
+        if host.held.as_ref() == Some(name) {
+            let (operation, name, holder) = ("purge", name.to_string(), "a snapshot of somebody's".to_owned());
+            return Err(VolumeError::Busy { operation, name, holder }.into());
+        }
+        host.disk.purge(name);
         Ok(())
     }
 

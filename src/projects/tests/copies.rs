@@ -139,3 +139,20 @@ async fn snapshots_are_tried_out_though_something_of_a_trial_stays() {
         })
         .await;
 }
+
+#[tokio::test]
+async fn what_cannot_be_freed_keeps_nothing_else_in_the_trash() {
+    let bench = Bench::new(ModelEffects::default());
+    let name = |number| crate::host::volumes::TrashName::new(key(), number);
+    for number in 1..4 {
+        bench.effects.throw_away(name(number), kiln_domain::Timestamp::EPOCH, 1);
+    }
+    bench.effects.hold(Some(name(1)));
+    let error = bench.projects.empty_trash().await.expect_err("one stays");
+    let told = error.to_string();
+    assert!(told.contains("2 freed, and 1 not") && told.contains(&name(1).to_string()), "{told}");
+    let left = bench.projects.trash().await.expect("listed");
+    assert_eq!(left.into_iter().map(|(entry, _)| entry.name).collect::<Vec<_>>(), [name(1)]);
+    bench.effects.hold(None);
+    assert_eq!(bench.projects.empty_trash().await.expect("emptied"), 1);
+}
