@@ -215,6 +215,11 @@ impl ModelEffects {
         self.host().disk.measured
     }
 
+    /// Whoever measures a cache from now on waits for ever.
+    pub fn set_unmeasurable(&self) {
+        self.host().disk.unmeasurable = true;
+    }
+
     pub fn set_found(&self, found: Survey) {
         self.host().found = found;
     }
@@ -234,14 +239,14 @@ impl ModelEffects {
         self.host().verdict = verdict;
     }
 
-    /// No daemon opens the cache any more, until it goes back or begins anew.
-    pub fn damage(&self, key: &Key, says: &str) {
-        self.host().damaged.insert(key.clone(), says.to_owned());
-    }
-
     /// This cannot be freed from now on, and all else can.
     pub fn hold(&self, name: Option<TrashName>) {
         self.host().held = name;
+    }
+
+    /// No daemon opens the cache any more, until it goes back or begins anew.
+    pub fn damage(&self, key: &Key, says: &str) {
+        self.host().damaged.insert(key.clone(), says.to_owned());
     }
 
     pub fn snapshots_of(&self, key: &Key) -> Vec<Snapshot> {
@@ -352,11 +357,22 @@ impl Effects for ModelEffects {
     }
 
     async fn sweep_trials(&self) -> Result<(), EffectError> {
+        if self.host().mood == Mood::Littered {
+            let (operation, name, holder) = ("purge", "a trial".to_owned(), "somebody".to_owned());
+            return Err(VolumeError::Busy { operation, name, holder }.into());
+        }
         Ok(())
     }
 
     async fn usage(&self, key: &Key) -> Result<Option<Usage>, EffectError> {
-        Ok(self.host().disk.usage(key))
+        let (usage, never) = {
+            let mut host = self.host();
+            (host.disk.usage(key), host.disk.unmeasurable)
+        };
+        if never {
+            std::future::pending::<()>().await;
+        }
+        Ok(usage)
     }
 
     async fn fullness(&self) -> Result<Option<Fullness>, EffectError> {
@@ -365,10 +381,6 @@ impl Effects for ModelEffects {
         Ok(host.disk.fullness(&host.snapshots))
     }
 
-        if self.host().mood == Mood::Littered {
-            let (operation, name, holder) = ("purge", "a trial".to_owned(), "somebody".to_owned());
-            return Err(VolumeError::Busy { operation, name, holder }.into());
-        }
     fn pressure(&self, key: &Key) -> Option<f64> {
         self.host().pressure.get(key).copied()
     }

@@ -156,3 +156,20 @@ async fn what_cannot_be_freed_keeps_nothing_else_in_the_trash() {
     bench.effects.hold(None);
     assert_eq!(bench.projects.empty_trash().await.expect("emptied"), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn measuring_all_caches_ends_however_many_cannot_be_measured() {
+    let effects = Arc::new(ModelEffects::default());
+    for number in 0..40 {
+        let spec = BuildSpec::new(&format!("github.com/org/repo{number}"), "", "", "amd64").expect("valid");
+        effects.put_on_disk(&Key::of(&spec), 1);
+    }
+    effects.set_unmeasurable();
+    let bench = Bench::in_memory(effects, config(policy()));
+    let began = tokio::time::Instant::now();
+    let usages = bench.projects.cache_usages().await.expect("listed");
+    assert!(began.elapsed() <= Duration::from_mins(1), "{:?}", began.elapsed());
+    assert_eq!(usages.len(), 40, "each is told of");
+    assert!(usages.iter().all(|usage| usage.usage.is_none()));
+    assert!(bench.effects.measured() <= 12, "few at a time");
+}
