@@ -320,31 +320,3 @@ async fn a_fork_that_is_not_kept_apart_serves_nobody_and_is_stopped_by_force() {
     bench.effects.set_mood(Mood::Obedient);
     assert!(untrusted(&bench, Some("1")).await.expect("routed").ready);
 }
-
-#[tokio::test]
-async fn forks_that_come_at_once_are_bounded_too() {
-    let forks = ForkBounds { per_project: 2, on_host: 3 };
-    let config = ProjectsConfig { untrusted: Ok(()), forks, ..config(policy()) };
-    let bench = Bench::with_config(ModelEffects::default(), config);
-    let names: Vec<String> = (0..8).map(|number| number.to_string()).collect();
-    let all = futures_util::future::join_all(names.iter().map(|name| untrusted(&bench, Some(name)))).await;
-    assert_eq!(all.iter().filter(|routed| routed.is_ok()).count(), 2);
-    assert!(all.iter().all(|routed| matches!(routed, Ok(_) | Err(RouteError::TooManyForks { .. }))), "{all:?}");
-}
-
-/// It was done, and nobody was told: what was known of the damaged cache is not about the next.
-#[tokio::test]
-async fn after_a_reset_that_seemed_to_fail_the_empty_cache_is_not_taken_for_damaged() {
-    let bench = bench_with(Policy { history: HistoryPolicy { every: Duration::ZERO, ..eager().history }, ..policy() });
-    build(&bench).await;
-    bench.projects.set(&key(), |settings| settings.tier = Some(kiln_domain::Tier::Hot)).await.expect("hot");
-    bench.until("it is up", async |b| b.phase().await == "warm").await;
-    bench.effects.damage(&key(), "invalid database");
-    bench.effects.kill(&key());
-    bench.until("it is told", async |b| b.phase().await == "failed").await;
-    bench.effects.set_mood(Mood::Lossy(Step::DiscardCache));
-    bench.projects.reset(&key(), false).await.expect_err("the answer is lost");
-    bench.effects.set_mood(Mood::Obedient);
-    assert!(bench.route().await.ready);
-    assert_eq!((bench.count(Step::DiscardCache), bench.count(Step::CreateVolume)), (1, 2));
-}
