@@ -15,7 +15,8 @@
 #   await SECONDS WORD...            waits until the command succeeds; fails at the deadline
 #
 # KILN_INCUS is the directory of an Incus that is there already and has a pool `kiln`, in place of a private one; KILN_DATASET a
-# dataset of ZFS below which caches lie, in place of a btrfs.
+# dataset of ZFS below which caches lie, in place of a btrfs. KILN_BASE is a tar for the image to begin with, in place of Debian.
+# KILN_PATIENCE is how many times as long is waited for everything, on a machine that is so much slower.
 #
 # Set before: KILN_RANGE, the middle number of the daemons' addresses (127.RANGE.0.0/16, 10.RANGE.0.0/16), and
 # KILN_TABLE, the nftables table.
@@ -60,7 +61,7 @@ private_incus() {
     fi
     init=$(build_init)
     "$KILN_BIN/kiln" image build --buildkitd "$BUILDKIT_BIN/buildkitd" --init "$init" \
-        --incus-socket "$(incus_directory)/unix.socket" --cache "$(kiln_cache)/image" >&2
+        --incus-socket "$(incus_directory)/unix.socket" --cache "$(kiln_cache)/image" ${KILN_BASE:+--base "$KILN_BASE"} >&2
 }
 
 incus_directory() { echo "${KILN_INCUS:-$PLACE/incus}"; }
@@ -76,13 +77,14 @@ free_port() {
 }
 
 kilnd_config() {
-    local file=$1 runtime=$2 more=${3:-} home engine=dir dataset='' volumes addresses=127.$KILN_RANGE.0.0/16
+    local file=$1 runtime=$2 more=${3:-} home engine=dir dataset='' volumes addresses=127.$KILN_RANGE.0.0/16 patience=${KILN_PATIENCE:-1}
     home=$(dirname -- "$file")
     volumes=$home/volumes
     [[ $runtime == process ]] || engine=btrfs volumes=$PLACE/btrfs/${home##*/} addresses=10.$KILN_RANGE.0.0/16
     if [[ $runtime != process && -n ${KILN_DATASET:-} ]]; then
-        engine=zfs dataset=$KILN_DATASET/${home##*/} volumes=$PLACE/zfs/${home##*/}
-        zfs list "$dataset" >/dev/null 2>&1 || zfs create -p -o "mountpoint=$volumes" "$dataset"
+        engine=zfs volumes=$PLACE/zfs/${home##*/}
+        dataset="dataset = \"$KILN_DATASET/${home##*/}\""
+        zfs list "$KILN_DATASET/${home##*/}" >/dev/null 2>&1 || zfs create -p -o "mountpoint=$volumes" "$KILN_DATASET/${home##*/}"
     fi
     mkdir -p "$home/run" "$home/logs" "$volumes"
     [[ -d $home/state ]] || mkdir -m 0700 "$home/state"
@@ -92,6 +94,7 @@ run_dir = "$home/run"
 
 [api]
 listen = "127.0.0.1:$(free_port)"
+route_wait = "$((patience * 3))m"
 
 [gateway]
 listen = "127.0.0.1:$(free_port)"
@@ -109,10 +112,11 @@ table = "$KILN_TABLE"
 engine = "$engine"
 path = "$volumes"
 size = "4GiB"
-${dataset:+dataset = "$dataset"}
+$dataset
 
 [buildkit]
 buildkitd = "$BUILDKIT_BIN/buildkitd"
+ready_within = "${patience}m"
 
 $more
 TOML
@@ -154,7 +158,7 @@ project() { kiln show "$1" --json | field "$2"; }
 is_quiet() { [[ $(project "$1" connections) == 0 ]]; }
 
 await() {
-    local end=$(($(now_ms) + $1 * 1000))
+    local end=$(($(now_ms) + $1 * 1000 * ${KILN_PATIENCE:-1}))
     shift
     until "$@"; do
         [[ $(now_ms) -lt $end ]] || return 1
@@ -164,6 +168,8 @@ await() {
 
 # hello NAME REPO [FLAG...]: builds examples/hello through the gateway, from a client that has never built anything.
 # -> hello_status, hello_ms, hello_steps, hello_cached, hello_log, hello_out
+# HELLO_FLAGS are flags of every one.
+HELLO_FLAGS=()
 hello() {
     local name=$1 repo=$2 client=$_kilnd_home/client-$1 started
     shift 2
@@ -171,7 +177,8 @@ hello() {
     hello_log=$_kilnd_home/logs/$name hello_out=$_kilnd_home/out-$name hello_status=0
     started=$(now_ms)
     HOME=$client XDG_CACHE_HOME=$client/cache DOCKER_CONFIG=$client/docker KILN_BUILDX=$BUILDKIT_BIN/buildx \
-        kiln build --repo "$repo" --progress=plain --build-context "busybox=$PLACE/busybox" -o "$hello_out" "$@" \
+        kiln build --repo "$repo" --progress=plain --build-context "busybox=$PLACE/busybox" -o "$hello_out" \
+        "${HELLO_FLAGS[@]}" "$@" \
         "$KILN_ROOT/examples/hello" </dev/null >"$hello_log" 2>&1 || hello_status=$?
     hello_ms=$(($(now_ms) - started))
     count_steps "$hello_log"

@@ -447,6 +447,9 @@ pub(super) struct ImageBuildArgs {
     /// Fetch the packages anew, for their updates
     #[arg(long)]
     pub(super) refresh: bool,
+    /// A root file system to begin with in place of Debian's: a tar with everything below rootfs/, runc and git in it
+    #[arg(long, value_name = "TAR", conflicts_with = "refresh")]
+    pub(super) base: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,

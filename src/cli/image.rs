@@ -30,6 +30,7 @@ pub(super) async fn build(args: &ImageBuildArgs) -> Result<(), CliError> {
         buildkitd: args.buildkitd.clone(),
         cache: args.cache.clone().map_or_else(default_cache, Ok)?,
         refresh: args.refresh,
+        base: args.base.clone(),
         incus,
     };
     let Image { fingerprint, bytes, known } = image::build(&request, stdio::say).await?;

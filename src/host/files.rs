@@ -24,12 +24,23 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
 /// Written aside, synced and renamed: a crash leaves the old file or the new one, and perhaps one whose name begins with
 /// [`HALF`] beside it.
 pub(super) fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
-    let directory = path.parent().ok_or_else(|| io::Error::other("a path without a directory"))?;
+    write_unseen(path, value)?;
+    sync_directory(parent(path)?)
+}
+
+/// As [`write()`], in a directory that is being made: its own rename, which comes later, is in the file system's journal behind
+/// this one, and is made durable then.
+pub(super) fn write_unseen<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
+    let directory = parent(path)?;
     let mut aside = tempfile::Builder::new().prefix(HALF).tempfile_in(directory)?;
     aside.write_all(&serde_json::to_vec_pretty(value)?)?;
     aside.as_file().sync_all()?;
     aside.persist(path)?;
-    sync_directory(directory)
+    Ok(())
+}
+
+fn parent(path: &Path) -> io::Result<&Path> {
+    path.parent().ok_or_else(|| io::Error::other("a path without a directory"))
 }
 
 /// Makes renames and creations in it durable.

@@ -58,6 +58,24 @@ pub(super) async fn provide(cache: &Path, refresh: bool, say: &mut impl FnMut(&s
     Ok(kept)
 }
 
+/// One that is given: in place of Debian's own, so the programs that buildkitd calls are the giver's matter, but not what would
+/// only be found at the first start of an instance.
+pub(super) async fn check(tar: &Path) -> Result<(), ImageError> {
+    let part = |why: String| ImageError::Part { what: "the base root", path: tar.display().to_string(), why };
+    tokio::fs::metadata(tar).await.map_err(|error| part(error.to_string()))?;
+    let mut list = Command::new("tar");
+    list.arg("--list").arg("--file").arg(tar);
+    let listing = run(list, PACK).await?;
+    let names: Vec<_> = listing.lines().map(|name| name.trim_end_matches('/')).collect();
+    let wanted = MADE.map(|name| format!("rootfs/{name}"));
+    match wanted.iter().find(|name| !names.contains(&name.as_str())) {
+        Some(missing) => {
+            Err(part(format!("it has no {missing}; everything lies below rootfs/ in it, this directory too")))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Names what determines the root's contents; the mirror does not.
 fn recipe(suite: &str) -> String {
     let mut hash = Sha256::new();
@@ -106,6 +124,25 @@ mod tests {
         strip(root.path()).expect("stripped twice");
         assert!(root.path().join("usr/share/doc").is_dir() && !doc.exists());
         assert!(root.path().join("var/lib/buildkit").is_dir() && !root.path().join("etc/machine-id").exists());
+    }
+
+    #[tokio::test]
+    async fn a_base_root_of_one_s_own_has_the_mount_points() {
+        let work = tempfile::tempdir().expect("a directory");
+        let tar = work.path().join("base.tar");
+        assert!(check(&tar).await.expect_err("nothing").to_string().contains("base.tar"));
+        let pack = || {
+            let mut command = std::process::Command::new("tar");
+            command.arg("-C").arg(work.path()).arg("-cf").arg(&tar).arg("rootfs");
+            assert!(command.status().expect("run").success());
+        };
+        std::fs::create_dir_all(work.path().join("rootfs/etc/kiln")).expect("made");
+        pack();
+        let error = check(&tar).await.expect_err("one mount point only").to_string();
+        assert!(error.contains("has no rootfs/var/lib/buildkit"), "{error}");
+        std::fs::create_dir_all(work.path().join("rootfs/var/lib/buildkit")).expect("made");
+        pack();
+        check(&tar).await.expect("both");
     }
 
     #[test]

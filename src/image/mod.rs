@@ -1,7 +1,7 @@
 //! Makes the container image: a small Debian, buildkitd, and kiln-init as pid 1.
 //!
 //! ```text
-//! the machine's package sources ─→ base root (debootstrap; kept by the hash of its recipe) ─┐
+//! the machine's package sources ─→ base root (debootstrap; kept by the hash of its recipe), or one that is given ─┐
 //! buildkitd, kiln-init (our packaging) ──────────────────────────────────────────────────────┴→ image ─→ Incus, alias
 //! ```
 //!
@@ -42,6 +42,8 @@ pub struct ImageRequest {
     pub cache: PathBuf,
     /// Make the base root anew, for the packages' updates.
     pub refresh: bool,
+    /// Begin with this base root instead.
+    pub base: Option<PathBuf>,
     /// Which Incus, which project, which alias.
     pub incus: IncusConfig,
 }
@@ -87,7 +89,13 @@ pub async fn build(request: &ImageRequest, mut say: impl FnMut(&str) + Send) -> 
     check_program("kiln-init", &request.init).await?;
     check_program("buildkitd", &request.buildkitd).await?;
     tokio::fs::create_dir_all(&request.cache).await.map_err(io_error("make", &request.cache))?;
-    let base = base::provide(&request.cache, request.refresh, &mut say).await?;
+    let base = match &request.base {
+        Some(base) => {
+            base::check(base).await?;
+            base.clone()
+        }
+        None => base::provide(&request.cache, request.refresh, &mut say).await?,
+    };
     let work = tempfile::tempdir_in(&request.cache).map_err(io_error("make a directory in", &request.cache))?;
     say("adding buildkitd and kiln-init");
     let image = assemble(request, &base, work.path()).await?;

@@ -79,8 +79,9 @@ impl Authority {
                 path: authorities.to_owned(),
                 source,
             })?;
-        files::write(aside.path(), KEY, &private)?;
-        files::write(aside.path(), CERTIFICATE, &certificate)?;
+        files::write_to_disk(aside.path(), KEY, &private)?;
+        files::write_to_disk(aside.path(), CERTIFICATE, &certificate)?;
+        files::sync_directory(aside.path())?;
         let target = authorities.join(key.as_str());
         match std::fs::rename(aside.path(), &target) {
             Ok(()) => {

@@ -18,8 +18,17 @@ pub(super) fn make_directory(path: &Path) -> Result<(), PkiError> {
     failed("make directory", path, DirBuilder::new().mode(0o700).recursive(true).create(path))
 }
 
-/// Written aside, synced, renamed, and the directory synced.
+/// Written aside and renamed; after a power cut it may be empty.
 pub(super) fn write(directory: &Path, name: &str, contents: &str) -> Result<(), PkiError> {
+    put(directory, name, contents, |_| Ok(()))
+}
+
+/// As [`write`], and on the disk; its name is when the directory is synced.
+pub(super) fn write_to_disk(directory: &Path, name: &str, contents: &str) -> Result<(), PkiError> {
+    put(directory, name, contents, File::sync_all)
+}
+
+fn put(directory: &Path, name: &str, contents: &str, sync: fn(&File) -> io::Result<()>) -> Result<(), PkiError> {
     let target = directory.join(name);
     let aside = directory.join(format!(".{name}.new"));
     let written = (|| {
@@ -30,11 +39,10 @@ pub(super) fn write(directory: &Path, name: &str, contents: &str) -> Result<(), 
         }
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
         file.write_all(contents.as_bytes())?;
-        file.sync_all()?;
+        sync(&file)?;
         fs::rename(&aside, &target)
     })();
-    failed("write", &target, written)?;
-    sync_directory(directory)
+    failed("write", &target, written)
 }
 
 pub(super) fn sync_directory(path: &Path) -> Result<(), PkiError> {

@@ -13,9 +13,10 @@
 //!
 //! A CA is never made anew by itself: every credential that is out and every daemon that runs would be locked out by it.
 //! One that cannot be read is an error that says what to do. A daemon's own files hold nothing that cannot be made
-//! again, so whatever is wrong with them makes them stale.
+//! again, so whatever is wrong with them makes them stale; so they are not synced to the disk either, which would cost whoever waits
+//! for the daemon more than all the rest of it.
 //!
-//! Everything here blocks: a few system calls, an `fsync` per file, and some 50 µs for each P-256 key. Call it from
+//! Everything here blocks: a few system calls, four `fsync`s for a new CA, and some 50 µs for each P-256 key. Call it from
 //! `spawn_blocking`. Two callers at once may ask for the same project's first CA; daemon files have one writer, the
 //! project's worker.
 //!

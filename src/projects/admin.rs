@@ -73,15 +73,22 @@ const EVENTS_SHOWN: u32 = 10;
 impl Projects {
     /// Returns when the daemon is down; the cache stays. `force`: also one that is busy or wedged.
     pub async fn stop(&self, key: &Key, force: bool) -> Result<(), VerbError> {
-        self.take_down(key, if force { StopWish::Force } else { StopWish::Stop }, force).await
+        self.take_down(key, if force { StopWish::Force } else { StopWish::Stop }, force, None).await
     }
 
     /// Returns when nothing is left of the project but its events, and its cache in the trash.
     pub async fn remove(&self, key: &Key) -> Result<(), VerbError> {
-        self.take_down(key, StopWish::Remove, false).await
+        self.take_down(key, StopWish::Remove, false, None).await
     }
 
-    pub(super) async fn take_down(&self, key: &Key, wish: StopWish, force: bool) -> Result<(), VerbError> {
+    /// `why`: what the journal says of it when it is done.
+    pub(super) async fn take_down(
+        &self,
+        key: &Key,
+        wish: StopWish,
+        force: bool,
+        why: Option<&str>,
+    ) -> Result<(), VerbError> {
         let deadlines = self.shared.deadlines;
         let stop = deadlines.observe + deadlines.of(Step::CountBuilds) + deadlines.of(Step::StopInstance(Stop::Force));
         let removal = deadlines.of(Step::DestroyInstance) + deadlines.of(Step::Discard);
@@ -94,7 +101,8 @@ impl Projects {
             let worker = self.registry.worker(&self.shared, key, None).await?;
             let worker = worker.ok_or_else(|| VerbError::Unknown(key.clone()))?;
             let (reply, answer) = oneshot::channel();
-            if worker.mailbox.send(Message::Stop { wish, force, reply }).await.is_err() {
+            let message = Message::Stop { wish, force, why: why.map(str::to_owned), reply };
+            if worker.mailbox.send(message).await.is_err() {
                 continue;
             }
             match tokio::time::timeout(after, answer).await {

@@ -74,13 +74,13 @@ impl Projects {
             let there: Vec<String> = log.iter().map(|snapshot| snapshot.name.to_string()).collect();
             return Err(VerbError::NoSnapshot { key: key.clone(), wanted: to, there: there.join(", ") });
         };
-        self.take_down(key, StopWish::Rollback(found.name), force).await?;
+        self.take_down(key, StopWish::Rollback(found.name), force, None).await?;
         Ok(found.name)
     }
 
     /// Begins anew with an empty cache; what it held goes to the trash.
     pub async fn reset(&self, key: &Key, force: bool) -> Result<(), VerbError> {
-        self.take_down(key, StopWish::Reset, force).await
+        self.take_down(key, StopWish::Reset, force, None).await
     }
 
     pub async fn cache_usage(&self, key: &Key) -> Result<CacheUsage, VerbError> {

@@ -66,6 +66,11 @@ pub trait Effects: Send + Sync + 'static {
         None
     }
 
+    /// Returns when what was destroyed before is counted in [`Effects::fullness`].
+    async fn freed(&self) -> Result<(), EffectError> {
+        Ok(())
+    }
+
     /// How the host is; what cannot be read is left open. The counts of starts and daemons are not the host's.
     async fn load(&self) -> HostLoad;
 

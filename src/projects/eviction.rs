@@ -32,8 +32,11 @@ use crate::store::NewEvent;
 /// Storage fills without telling.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// While something has to go: what was freed shows only after a while on some storage, and must not be freed twice over.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// While something has to go.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// Some storage frees behind one's back. What it has not freed by then is not waited for.
+const FREED_WITHIN: Duration = Duration::from_mins(2);
 
 /// However often starts are refused for want of room.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -127,6 +130,11 @@ impl Evictor {
             self.measured.clear();
             return Ok(());
         }
+        // What others have given up lately may be enough.
+        self.wait_until_freed().await;
+        if !self.is_due().await? {
+            return Ok(());
+        }
         self.passed_over.retain(|_, since| since.elapsed() < PASS_OVER);
         let Some(Plan { evictions, .. }) = self.plan().await? else { return Ok(()) };
         if evictions.is_empty() {
@@ -135,7 +143,9 @@ impl Evictor {
             self.told = false;
         }
         for eviction in evictions {
-            self.carry_out(eviction).await;
+            if self.carry_out(eviction).await {
+                self.wait_until_freed().await;
+            }
             // An estimate may have been too low.
             if !self.is_due().await? {
                 break;
@@ -160,6 +170,15 @@ impl Evictor {
         let fullness = self.fullness().await?;
         self.under_way = eviction::is_due(&fullness, self.under_way, &self.projects.config.eviction);
         Ok(self.under_way)
+    }
+
+    /// Nothing is given up twice over because the first time does not show yet.
+    async fn wait_until_freed(&self) {
+        let freed = tokio::time::timeout(FREED_WITHIN, self.projects.shared.effects.freed()).await;
+        let late = EffectError::TimedOut { step: "wait until the storage has freed it", after: FREED_WITHIN };
+        if let Err(error) = freed.unwrap_or(Err(late)) {
+            tracing::info!(error = error.in_words(), "the storage may be less full than it says");
+        }
     }
 
     /// What cannot be told is not full.
@@ -304,21 +323,9 @@ impl Evictor {
         })
     }
 
-    async fn carry_out(&mut self, eviction: Eviction<Item>) {
+    /// True: it has gone.
+    async fn carry_out(&mut self, eviction: Eviction<Item>) -> bool {
         let Eviction { what, kind, key, bytes, reason } = eviction;
-        let done = match &what {
-            Some(name) => self.purge(name).await,
-            None if kind == Kind::Snapshots => self.projects.thin(&key).await.map_err(|error| error.to_string()),
-            None => self.projects.take_down(&key, StopWish::Evict, false).await.map_err(|error| error.to_string()),
-        };
-        self.measured.remove(&(kind, key.clone()));
-        if let Err(why) = done {
-            tracing::info!(%key, kind = kind.name(), why, "it was to make room and stays");
-            self.passed_over.insert((kind, key, what), Instant::now());
-            return;
-        }
-        let shared = &self.projects.shared;
-        shared.metrics.evicted(kind.into());
         let about = bytes.map(|bytes| format!(" (about {})", show_size(bytes))).unwrap_or_default();
         let went = match (&what, kind) {
             (Some(name), _) => format!("{name} was freed for good"),
@@ -326,9 +333,31 @@ impl Evictor {
             (None, _) => "its cache was given up".to_owned(),
         };
         let text = format!("{went}{about}: {reason}");
+        let done = match &what {
+            Some(name) => self.purge(name).await,
+            None if kind == Kind::Snapshots => self.projects.thin(&key).await.map_err(|error| error.to_string()),
+            None => {
+                let evicted = self.projects.take_down(&key, StopWish::Evict, false, Some(&text)).await;
+                evicted.map_err(|error| error.to_string())
+            }
+        };
+        self.measured.remove(&(kind, key.clone()));
+        if let Err(why) = done {
+            tracing::info!(%key, kind = kind.name(), why, "it was to make room and stays");
+            self.passed_over.insert((kind, key, what), Instant::now());
+            return false;
+        }
+        let shared = &self.projects.shared;
+        shared.metrics.evicted(kind.into());
         tracing::info!(%key, "{text}");
-        let event = if what.is_some() { "purged" } else { "evicted" };
+        // Whoever gave up a cache has told of it in the same write.
+        let event = match kind {
+            Kind::Trash => "purged",
+            Kind::Snapshots => "evicted",
+            Kind::Copy | Kind::Cache => return true,
+        };
         drop(shared.store.record(NewEvent::new(shared.clock.now(), Some(&key), event, text)));
+        true
     }
 
     async fn purge(&self, name: &TrashName) -> Result<(), String> {

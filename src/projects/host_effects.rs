@@ -531,6 +531,10 @@ impl Effects for HostEffects {
         self.parts.runtime.pressure(key)
     }
 
+    async fn freed(&self) -> Result<(), EffectError> {
+        Ok(self.parts.volumes.freed().await?)
+    }
+
     async fn load(&self) -> HostLoad {
         // What cannot be read holds nothing back.
         let pressure = self.parts.pressure.read().ok();

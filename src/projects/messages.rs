@@ -61,6 +61,8 @@ pub(super) enum Message {
         wish: StopWish,
         /// Also of one that is busy.
         force: bool,
+        /// What the journal says when it is done, beyond what is said of each.
+        why: Option<String>,
         reply: oneshot::Sender<Result<(), StopRefusal>>,
     },
     /// Replace the project's own settings by what `change` makes of them.

@@ -206,6 +206,11 @@ impl ModelEffects {
         self.host().disk.throw_away(name, since, bytes);
     }
 
+    /// From now on what is freed shows only when somebody waits for it.
+    pub fn set_lazy_disk(&self) {
+        self.host().disk.lazy = true;
+    }
+
     pub fn set_snapshots(&self, key: &Key, all: Vec<Snapshot>) {
         self.host().snapshots.insert(key.clone(), all);
     }
@@ -383,6 +388,11 @@ impl Effects for ModelEffects {
 
     fn pressure(&self, key: &Key) -> Option<f64> {
         self.host().pressure.get(key).copied()
+    }
+
+    async fn freed(&self) -> Result<(), EffectError> {
+        self.host().disk.freed();
+        Ok(())
     }
 
     async fn load(&self) -> HostLoad {

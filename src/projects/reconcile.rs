@@ -3,7 +3,9 @@
 //! At the start of Kiln every project that is not quiet gets its worker, which looks for itself. What this adds is the
 //! other direction: what is on the host and what the database does not know (K5). A daemon that runs and whose project
 //! is thought to sleep gets a worker. What carries our mark and no project is an *orphan*: it is told of, and touched
-//! only by an explicit verb. A database that was lost is filled again from the marks of volumes and instances.
+//! only by an explicit verb. What is only a copy and nobody's any more is *leaked*, and goes: something that was given up on
+//! may be done after everything else of it is gone. A database that was lost is filled again from the marks of volumes and
+//! instances.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -36,6 +38,9 @@ const RUNTIME_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Between two tries to survey a host that does not answer.
 const SURVEY_AGAIN: Duration = Duration::from_secs(10);
+
+/// Of a volume that is made late nobody tells.
+const SURVEY_EVERY: Duration = Duration::from_mins(10);
 
 #[derive(Debug, Error)]
 pub enum ReconcileError {
@@ -135,12 +140,13 @@ impl Projects {
         self.registry.worker(&self.shared, key, None).await.ok().flatten()
     }
 
-    /// At the start, and whenever events were missed: what happened then may be about a project that sleeps.
+    /// At the start, whenever events were missed, as what happened then may be about a project that sleeps, and now and then.
     async fn survey_when(&self, missed: &Notify) {
         let mut told = BTreeSet::new();
         loop {
             self.survey_until_done(&mut told).await;
-            missed.notified().await;
+            // Either is a reason to look.
+            let _ = tokio::time::timeout(SURVEY_EVERY, missed.notified()).await;
         }
     }
 
@@ -180,7 +186,29 @@ impl Projects {
                 self.registry.spawn(&self.shared, key);
             }
         }
-        Ok(orphans_of(&survey, &known))
+        let (leaked, orphans) = orphans_of(&survey, &known).into_iter().partition(is_leaked);
+        // What was found is found, whatever becomes of these.
+        if let Err(error) = self.take_in_leaked(leaked).await {
+            tracing::warn!(%error, "a copy that is nobody's any more could not be taken in; trying again later");
+        }
+        Ok(orphans)
+    }
+
+    /// They get workers, which take them away once they have seen that nobody builds there.
+    async fn take_in_leaked(&self, leaked: Vec<Orphan>) -> Result<(), ReconcileError> {
+        if leaked.is_empty() {
+            return Ok(());
+        }
+        // One that was just going was there when the host was looked at, and known no more when the database was.
+        let survey = self.survey().await?;
+        let still = orphans_of(&survey, &self.known().await?);
+        for Orphan { kind, name, .. } in leaked.into_iter().filter(|orphan| still.contains(orphan)) {
+            let Some(properties) = properties_of(&survey, kind, &name) else { continue };
+            tracing::warn!(%kind, name, "a copy that is nobody's any more is on the host; it is removed");
+            self.note("leaked", format!("{kind} {name} is a copy that is nobody's any more; it is removed"));
+            self.adopt_from(properties, "kiln").await?;
+        }
+        Ok(())
     }
 
     async fn survey(&self) -> Result<Survey, ReconcileError> {
@@ -211,9 +239,7 @@ impl Projects {
             let why = format!("{name} is the name of more than one orphan: say which kind");
             return Err(ReconcileError::Impossible(why));
         }
-        let volume = survey.volumes.iter().find(|v| v.name == name).map(|v| &v.properties);
-        let instance = survey.instances.iter().find(|i| i.name == name).map(|i| &i.properties);
-        let properties = volume.filter(|_| orphan.kind == OrphanKind::Volume).or(instance);
+        let properties = properties_of(&survey, orphan.kind, name);
         let properties = properties.ok_or_else(|| ReconcileError::Impossible(orphan.why.clone()))?;
         self.adopt_from(properties, "admin").await
     }
@@ -349,10 +375,11 @@ impl Projects {
         }
     }
 
-    /// One that runs gets its worker from the look around that follows.
+    /// One that runs gets its worker from the look around that follows; what is only a copy goes, and somebody has to see to that.
     fn take_up_late(&self, record: &ProjectRecord) {
         self.shared.metrics.phase_changed(None, Some(PhaseLabel::from(&record.phase)));
-        if self.shared.settings(record).tier == Some(kiln_domain::Tier::Hot) {
+        let hot = self.shared.settings(record).tier == Some(kiln_domain::Tier::Hot);
+        if hot || record.key.role().is_derived() {
             self.registry.spawn(&self.shared, &record.key);
         }
     }
@@ -360,6 +387,19 @@ impl Projects {
     pub(super) fn note(&self, kind: &'static str, text: String) {
         drop(self.shared.store.record(NewEvent::new(self.shared.clock.now(), None, kind, text)));
     }
+}
+
+/// The marks of what an orphan is.
+fn properties_of<'a>(survey: &'a Survey, kind: OrphanKind, name: &str) -> Option<&'a Properties> {
+    let volume = survey.volumes.iter().find(|found| found.name == name).map(|found| &found.properties);
+    let instance = survey.instances.iter().find(|found| found.name == name).map(|found| &found.properties);
+    volume.filter(|_| kind == OrphanKind::Volume).or(instance)
+}
+
+/// A copy of a cache, or the instance of one, that is nobody's: there is nothing to lose in it, and nothing to find again.
+fn is_leaked(orphan: &Orphan) -> bool {
+    let role = orphan.key.as_deref().and_then(|key| key.parse::<Key>().ok()).map(|key| key.role());
+    orphan.adoptable && orphan.kind != OrphanKind::Record && role.is_some_and(Role::is_derived)
 }
 
 /// What stands on the host and in no project, and projects whose cache should be there and is not.

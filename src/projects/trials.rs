@@ -27,6 +27,9 @@ const CALM: Duration = Duration::from_secs(2);
 /// Whatever keeps something of a trial from being removed is not over at once.
 const SWEEP_AGAIN: Duration = Duration::from_mins(1);
 
+/// What a trial had given up on may be done when everything else of it is gone.
+const SWEEP_EVERY: Duration = Duration::from_mins(10);
+
 /// Longer than a trial gives its daemon, with what it takes to clear it away; beside the copy.
 const PATIENCE: Duration = Duration::from_mins(5);
 
@@ -37,6 +40,7 @@ pub(super) struct Trials(Arc<Waiting>);
 #[derive(Debug, Default)]
 struct Waiting {
     queue: Mutex<VecDeque<(Key, SnapshotName)>>,
+    under_way: Mutex<Option<(Key, SnapshotName)>>,
     asked: Notify,
 }
 
@@ -51,6 +55,16 @@ impl Trials {
         queue.push_back((key.clone(), snapshot));
         drop(queue);
         self.0.asked.notify_one();
+    }
+
+    /// Which one of this cache is being tried out: it is not to be destroyed under that.
+    pub(super) fn under_way(&self, key: &Key) -> Option<SnapshotName> {
+        let under_way = self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        under_way.as_ref().filter(|(of, _)| of == key).map(|(_, snapshot)| *snapshot)
+    }
+
+    fn set_under_way(&self, trial: Option<(Key, SnapshotName)>) {
+        *self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner) = trial;
     }
 
     async fn next(&self) -> (Key, SnapshotName) {
@@ -70,24 +84,20 @@ impl Projects {
         while !self.shared.surveyed.load(Ordering::Acquire) {
             tokio::time::sleep(CALM).await;
         }
-        let mut sweep = Sweep::default();
+        let mut sweep = Sweep { told: None, next: Instant::now() };
         self.sweep_trials(&mut sweep).await;
         loop {
-            let (key, snapshot) = match sweep.again {
-                None => self.shared.trials.next().await,
-                Some(at) => match tokio::time::timeout_at(at, self.shared.trials.next()).await {
-                    Ok(next) => next,
-                    Err(_elapsed) => {
-                        self.sweep_trials(&mut sweep).await;
-                        continue;
-                    }
-                },
+            let Ok((key, snapshot)) = tokio::time::timeout_at(sweep.next, self.shared.trials.next()).await else {
+                self.sweep_trials(&mut sweep).await;
+                continue;
             };
             while self.shared.admission.is_busy() {
                 tokio::time::sleep(CALM).await;
             }
             let patience = PATIENCE + self.shared.deadlines.of(Step::CloneVolume);
+            self.shared.trials.set_under_way(Some((key.clone(), snapshot)));
             let tried = tokio::time::timeout(patience, self.try_out(&key, snapshot)).await;
+            self.shared.trials.set_under_way(None);
             let late = EffectError::TimedOut { step: "try a snapshot out", after: patience };
             if let Err(error) = tried.unwrap_or(Err(late)) {
                 // One whose project went meanwhile took its snapshots with it.
@@ -123,25 +133,19 @@ impl Projects {
     async fn sweep_trials(&self, sweep: &mut Sweep) {
         let swept = tokio::time::timeout(PATIENCE, self.shared.effects.sweep_trials()).await;
         let late = EffectError::TimedOut { step: "remove what trials have left", after: PATIENCE };
-        let Err(error) = swept.unwrap_or(Err(late)) else {
-            *sweep = Sweep::default();
-            return;
-        };
-        let told = error.in_words();
-        if sweep.told.as_ref() != Some(&told) {
-            tracing::warn!(
-                error = told,
-                "what an earlier trial has left cannot be removed; it is tried again every minute"
-            );
+        let told = swept.unwrap_or(Err(late)).err().map(|error| error.in_words());
+        if let Some(error) = told.as_ref().filter(|told| sweep.told.as_ref() != Some(*told)) {
+            tracing::warn!(error, "what an earlier trial has left cannot be removed; it is tried again every minute");
         }
-        *sweep = Sweep { told: Some(told), again: Some(Instant::now() + SWEEP_AGAIN) };
+        let pause = if told.is_some() { SWEEP_AGAIN } else { SWEEP_EVERY };
+        *sweep = Sweep { told, next: Instant::now() + pause };
     }
 }
 
-/// Where the removal of what trials have left stands; all of it is gone by default.
-#[derive(Debug, Default)]
+/// Where the removal of what trials have left stands.
+#[derive(Debug)]
 struct Sweep {
-    /// What is in its way, as it was told.
+    /// What was in its way, as it was told.
     told: Option<String>,
-    again: Option<Instant>,
+    next: Instant,
 }

@@ -110,7 +110,7 @@ run_point() {
 
 # Nothing of a point is in the next one's way.
 end_point() {
-    local name
+    local name deleting=()
     set +e
     kilnd_stop
     # shellcheck disable=SC2031  # it is called in the point's shell
@@ -119,8 +119,10 @@ end_point() {
     _place_end_processes "$home"
     [[ $runtime == incus ]] || return 0
     for name in $(incus_of_place list --project kiln --columns n --format csv); do
-        incus_of_place delete --force --project kiln "$name"
+        incus_of_place delete --force --project kiln "$name" &
+        deleting+=("$!")
     done
+    [[ ${#deleting[@]} -eq 0 ]] || wait "${deleting[@]}"
     kilnd_table_remove
     # shellcheck disable=SC2031
     [[ -z ${KILN_DATASET:-} ]] || zfs destroy -R "$KILN_DATASET/${home##*/}"

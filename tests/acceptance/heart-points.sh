@@ -52,21 +52,32 @@ buildkitd_of() {
 
 # A build over the daemon's own address that does COMMAND again and again. There has to be a credential in
 # $home/credential. Pid 1 of a step cannot be ended from within it, so it looks at the clock for itself.
-# own_build KEY SECONDS COMMAND -> own_build_pid
+# own_build KEY SECONDS COMMAND -> own_build_pid. It goes on for so long, or until end_own_build KEY.
 own_build() {
     # shellcheck disable=SC2016  # the step's own shell expands it
     local key=$1 dir=$home/context-$1 now='$(/bin/busybox date +%s)'
     mkdir -p "$dir"
     cp "$PLACE/busybox/busybox" "$dir/"
     printf '%s\n' 'FROM scratch' 'COPY busybox /bin/busybox' \
-        "RUN [\"/bin/busybox\", \"sh\", \"-c\", \"end=\$(($now + $2)); while [ $now -lt \$end ]; do $3; done\"]" >"$dir/Dockerfile"
+        "RUN --mount=type=cache,target=/shared [\"/bin/busybox\", \"sh\", \"-c\", \"end=\$(($now + $2)); while [ $now -lt \$end -a ! -e /shared/end ]; do $3; done\"]" \
+        >"$dir/Dockerfile"
     builder "own-$key" "$home/credential" "tcp://$(project "$key" address)" "$(project "$key" serverName)"
     _buildx "own-$key" build --builder by-hand --progress=plain "$dir" >"$home/logs/own-$key" 2>&1 &
     own_build_pid=$!
-    if ! await 60 grep -q '\[2/2\] RUN' "$home/logs/own-$key"; then
+    if ! await 60 grep -q '2/2\] RUN' "$home/logs/own-$key"; then
         cat "$home/logs/own-$key"
         die 1 "the build does not come to its RUN"
     fi
+}
+
+# Another build of the same daemon tells it, in the cache mount that they share.
+end_own_build() {
+    local dir=$home/context-$1/end
+    mkdir -p "$dir"
+    cp "$PLACE/busybox/busybox" "$dir/"
+    printf '%s\n' 'FROM scratch' 'COPY busybox /bin/busybox' \
+        'RUN --mount=type=cache,target=/shared ["/bin/busybox", "touch", "/shared/end"]' >"$dir/Dockerfile"
+    _buildx "own-$1" build --builder by-hand --progress=plain "$dir" >"$home/logs/own-$1-end" 2>&1 || cat "$home/logs/own-$1-end"
 }
 
 # === torture

@@ -10,6 +10,9 @@
 #                            runs the script (a file, or `-` for stdin) in the guest as root, shows its output as it
 #                            comes, and returns its exit code; 124 when it took longer (default 300), 125 when the guest
 #                            went away or does not answer
+#   guest_pack DIR FILE...   before it is booted in DIR: these files and directories are unpacked in /opt/kiln by guest_unpack, quicker than
+#                            from the share, where each read is an errand; programs without debug information
+#   guest_unpack             does that
 #   guest_put FILE...        copies files or directories to the guest's /share/bin; programs without debug information
 #   guest_pool               makes the pool `tank` on the second disk, unless it is there
 #   guest_incus              Incus on tank/incus, with no network of its own, unless it is there
@@ -171,9 +174,10 @@ _guest_boot() { _guest_start && _guest_await_boot '' 120; }
 
 # Starts QEMU, which goes into the background by itself.
 _guest_start() {
-    local accel=(-accel kvm -cpu host) pid cpus owner
+    local accel=(-accel kvm -cpu host) packed=() pid cpus owner
     # A newer processor would only mean more to emulate, at boot above all.
     [[ $GUEST_ACCEL == kvm ]] || accel=(-accel "tcg,thread=multi,tb-size=1024" -cpu Nehalem)
+    [[ ! -e $_guest_dir/packed.tar ]] || packed=(-drive "file=packed.tar,if=virtio,format=raw,readonly=on")
     cpus=$(nproc)
     [[ $cpus -le 4 ]] || cpus=4
     guest_boot_started=$(now_ms)
@@ -183,7 +187,7 @@ _guest_start() {
     (cd -- "$_guest_dir" && qemu-system-x86_64 -name kiln-guest -nodefaults -display none -nic none "${accel[@]}" -smp "$cpus" -m "$GUEST_MEMORY" \
         -kernel "$_guest_image/vmlinuz" -initrd "$_guest_image/initrd.img" \
         -append "console=ttyS0 8250.nr_uarts=1 lsm=landlock,lockdown,yama,apparmor mitigations=off nokaslr" \
-        -drive file=disk.qcow2,if=virtio,format=qcow2,cache=unsafe -drive file=tank.img,if=virtio,format=raw,cache=unsafe,discard=unmap \
+        -drive file=disk.qcow2,if=virtio,format=qcow2,cache=unsafe -drive file=tank.img,if=virtio,format=raw,cache=unsafe,discard=unmap "${packed[@]}" \
         -virtfs local,path=share,mount_tag=share,security_model=none,multidevs=remap -device virtio-rng-pci \
         -chardev file,id=console,path=console.log,append=on -serial chardev:console \
         -daemonize -pidfile "$_guest_dir/qemu.pid" </dev/null >&2) ||
@@ -279,16 +283,32 @@ _guest_submit() {
     mv -f -- "$queue/$1.new" "$queue/$1.sh"
 }
 
-guest_put() {
-    local file copy
+guest_put() { _guest_copy "$_guest_dir/share/bin" "$@"; }
+
+# _guest_copy DIR FILE...
+_guest_copy() {
+    local file copy dir=$1
+    shift
     for file in "$@"; do
-        copy=$_guest_dir/share/bin/${file##*/}
+        copy=$dir/${file##*/}
         cp -rL -- "$file" "$copy.new" || return 1
-        # A test program is mostly debug information, and each byte passes the share.
+        # A test program is mostly debug information, and each byte has to get into the guest.
         if [[ -f $copy.new ]] && type -P strip >/dev/null; then strip --strip-debug "$copy.new" 2>/dev/null || true; fi
         rm -rf -- "$copy"
         mv -- "$copy.new" "$copy"
     done
+}
+
+# An archive that is the third disk.
+guest_pack() {
+    local dir=$1
+    shift
+    mkdir -p -- "$dir/packed"
+    _guest_copy "$dir/packed" "$@" && tar -C "$dir/packed" -cf "$dir/packed.tar" . && rm -rf -- "$dir/packed"
+}
+
+guest_unpack() {
+    guest_run unpack - 300 <<<'set -e; mkdir -p /opt/kiln; blockdev --setra 8192 /dev/vdc; tar -C /opt/kiln -xf /dev/vdc'
 }
 
 guest_pool() { guest_run make-pool "$KILN_ROOT/tests/guest/make-pool.sh" 120; }
@@ -327,6 +347,6 @@ _guest_end() {
 guest_down() {
     [[ -n $_guest_dir ]] || return 0
     _guest_end TERM
-    rm -f -- "$_guest_dir/disk.qcow2" "$_guest_dir/tank.img" "$_guest_dir/qemu" "$_guest_dir/qemu.pid" "$_guest_dir/qemu.owner" "$_guest_dir/qemu.image"
+    rm -f -- "$_guest_dir/disk.qcow2" "$_guest_dir/tank.img" "$_guest_dir/packed.tar" "$_guest_dir/qemu" "$_guest_dir/qemu.pid" "$_guest_dir/qemu.owner" "$_guest_dir/qemu.image"
     _guest_dir=''
 }

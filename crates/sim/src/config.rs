@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kiln::projects::{Addressing, ProjectsConfig, StepDeadlines};
 use kiln_domain::admission::AdmissionPolicy;
-use kiln_domain::cache::{HistoryPolicy, SizePolicy};
+use kiln_domain::cache::{EvictionPolicy, HistoryPolicy, SizePolicy};
 use kiln_domain::health::HealthPolicy;
 use kiln_domain::idle::IdlePolicy;
 use kiln_domain::lease::LeasePolicy;
@@ -39,6 +39,14 @@ pub(crate) const DEADLINES: StepDeadlines = StepDeadlines {
 
 /// Of a profile that takes none by itself.
 const HISTORY: HistoryPolicy = HistoryPolicy { every: Duration::ZERO, keep: 3, keep_for: Duration::from_hours(2) };
+
+pub(crate) const EVICTION: EvictionPolicy = EvictionPolicy {
+    begin_percent: 80.0,
+    end_percent: 75.0,
+    keep_newer: Duration::from_mins(3),
+    urgent_percent: 95.0,
+    at_once: 16,
+};
 
 /// A cache is taken back by Kiln itself at most so often.
 pub(crate) const RESCUE_AGAIN: u64 = 60 * MINUTE;
@@ -80,6 +88,7 @@ pub(crate) fn projects(profile: &Profile) -> ProjectsConfig {
     ProjectsConfig {
         policy: Policy { max_leases: profile.max_leases, history, ..POLICY },
         admission: profile.admission,
+        eviction: EVICTION,
         deadlines: DEADLINES,
         route_wait: ROUTE_WAIT,
         connect_wait: CONNECT_WAIT,

@@ -240,12 +240,24 @@ pub(crate) enum Fact {
         project: Project,
         lineage: Lineage,
     },
-    /// `age` by kilnd's clock, in milliseconds; `full`: the storage was, a moment ago.
+    /// `age` by kilnd's clock, in milliseconds.
     Purged {
         project: Project,
         lineage: Lineage,
         age: i64,
-        full: bool,
+    },
+    /// It went to the trash.
+    Trashed {
+        project: Project,
+        lineage: Lineage,
+    },
+    /// kilnd asked how full the storage is, and was told, in thousandths.
+    Fullness {
+        permille: u32,
+    },
+    /// An admin has wanted it to be always up.
+    MadeHot {
+        project: Project,
     },
     InstanceMade {
         project: Project,
@@ -438,9 +450,9 @@ impl History {
 }
 
 impl Fact {
-    /// Whether it is about a project, or about all of them.
-    fn concerns(&self, about: Option<Project>) -> bool {
-        let of = match self {
+    /// Whom it is about, if it is about one.
+    pub(crate) fn project(&self) -> Option<Project> {
+        match self {
             Self::Asked { project, .. }
             | Self::Leased { project, .. }
             | Self::Opened { project, .. }
@@ -451,6 +463,8 @@ impl Fact {
             | Self::Discarded { project, .. }
             | Self::Restored { project, .. }
             | Self::Purged { project, .. }
+            | Self::Trashed { project, .. }
+            | Self::MadeHot { project }
             | Self::Cloned { project, .. }
             | Self::SnapshotTaken { project, .. }
             | Self::SnapshotGone { project, .. }
@@ -469,12 +483,24 @@ impl Fact {
             | Self::Numbered { project, .. }
             | Self::Questioned { project, .. }
             | Self::StopBegan { project, .. }
-            | Self::Terminated { project, .. } => *project,
-            Self::Fault(_) | Self::HungUp { .. } | Self::Ended { .. } | Self::BuildEnded { cut: false, .. } => {
-                return false;
-            }
-            _ => return true,
-        };
-        about.is_none_or(|about| about == of)
+            | Self::Terminated { project, .. } => Some(*project),
+            _ => None,
+        }
+    }
+
+    /// Whether it is about a project, or about all of them.
+    fn concerns(&self, about: Option<Project>) -> bool {
+        let of_no_interest = matches!(
+            self,
+            Self::Fault(_)
+                | Self::Fullness { .. }
+                | Self::HungUp { .. }
+                | Self::Ended { .. }
+                | Self::BuildEnded { cut: false, .. }
+        );
+        match self.project() {
+            Some(of) => about.is_none_or(|about| about == of),
+            None => !of_no_interest,
+        }
     }
 }

@@ -42,6 +42,8 @@ pub(crate) struct Profile {
     pub(crate) fan_out: FanOutPolicy,
     /// A snapshot or a clone costs next to nothing, and can be taken of a cache that is in use.
     pub(crate) cheap: bool,
+    /// The caches' storage has an end.
+    pub(crate) fills: bool,
     /// Zero: none is taken but by hand.
     pub(crate) snapshot_every: Duration,
     /// Nothing goes wrong but clients: then every request that is not hung up has to end well (K6).
@@ -68,6 +70,8 @@ pub(crate) struct Weights {
     /// What is asked of caches.
     pub(crate) past: u32,
     pub(crate) damage: u32,
+    /// What else uses the caches' storage changes.
+    pub(crate) storage: u32,
 }
 
 impl Profile {
@@ -97,6 +101,7 @@ impl Profile {
                 pressure: None,
             },
             cheap: true,
+            fills: false,
             snapshot_every: Duration::from_secs(rng.pick(&[0, 60, 240]).unwrap_or(0)),
             calm: true,
             crowd: 0,
@@ -120,7 +125,7 @@ impl Profile {
             },
             ..faulty.clone()
         };
-        match rng.below(100) {
+        let mut profile = match rng.below(100) {
             0..=9 => base,
             10..=12 => Self {
                 name: "crowd",
@@ -192,6 +197,17 @@ impl Profile {
                 crash_inside: rng.pick(&[0, 3]).unwrap_or(0),
                 ..faulty
             },
+            95..=99 => Self {
+                name: "full",
+                projects: rng.between(4, 10) as usize,
+                gap: rng.pick(&[2000, 5000, 12_000]).unwrap_or(5000),
+                fills: true,
+                weights: Weights { clients: 100, forks: 15, admin: 8, past: 8, storage: 8, ..Weights::default() },
+                op_faults: rng.pick(&[0, 0, 20]).unwrap_or(0),
+                crashes: rng.between(0, 2) as u32,
+                crash_inside: rng.pick(&[0, 3]).unwrap_or(0),
+                ..faulty
+            },
             _ => Self {
                 name: "everything",
                 lost_events: rng.pick(&[0, 30]).unwrap_or(0),
@@ -212,10 +228,16 @@ impl Profile {
                     forks: 25,
                     past: 12,
                     damage: 2,
+                    storage: 0,
                 },
                 admission: config::admission(2, 4, 8),
                 ..host
             },
+        };
+        if profile.name == "everything" && rng.chance(300) {
+            profile.fills = true;
+            profile.weights.storage = 5;
         }
+        profile
     }
 }

@@ -33,6 +33,7 @@ enum Action {
     Fork,
     Past,
     Damage,
+    Storage,
 }
 
 impl Life {
@@ -110,6 +111,7 @@ impl Life {
                 forks,
                 past,
                 damage,
+                storage,
             } = world.profile.weights;
             let of = [
                 (clients, Action::Client),
@@ -126,6 +128,7 @@ impl Life {
                 (forks, Action::Fork),
                 (past, Action::Past),
                 (damage, Action::Damage),
+                (storage, Action::Storage),
             ];
             world.rng.weighted(&of)
         };
@@ -136,6 +139,7 @@ impl Life {
             Some(Action::Fork) => self.some_fork(),
             Some(Action::Past) => self.some_verb_of_caches(),
             Some(Action::Damage) => self.sim.world().damage_a_cache(),
+            Some(Action::Storage) => self.sim.world().use_storage_otherwise(),
             Some(Action::Daemon) => self.sim.world().trouble_with_a_daemon(),
             Some(Action::Host) => {
                 let rebooted = self.sim.world().trouble_with_the_host();
@@ -379,6 +383,9 @@ impl Life {
             let (which, number) = (world.rng.below(7), world.rng.between(1, 4));
             // As many hot projects as daemons may be up would leave no place for another's build.
             let hot = which == 0 && world.may_be_hot(project);
+            if hot {
+                world.record(Fact::MadeHot { project });
+            }
             (if which == 0 && !hot { 1 } else { which }, number)
         };
         let key = self.key(project);
@@ -561,6 +568,8 @@ impl World {
                 let volume = self.host.volumes.get(&key).is_some_and(|volume| !volume.foreign);
                 if ready && volume && !self.host.busy.contains(&key) {
                     self.fault("somebody else started a daemon");
+                    let now = self.now();
+                    self.host.started_by_hand.insert(key.clone(), now);
                     self.start_daemon(&key);
                 }
             }

@@ -24,6 +24,7 @@ impl Life {
             world.set_disk_full(false);
             world.disk_stalls_until = 0;
             world.host.load = HostLoad::default();
+            world.storage_calms_down();
             world.host.volumes.retain(|_, volume| !volume.foreign);
             world.later(0, Due::Event(kiln::host::InstanceEvent::Missed));
             world.record(Fact::FaultsEnd);
@@ -185,6 +186,7 @@ impl Life {
         let records = self.store.projects().await.map_err(|error| error.to_string())?;
         let (mut hot, mut up) = (0, 0);
         self.sim.world().nothing_derived_is_left()?;
+        self.sim.world().storage_has_room()?;
         for record in &records {
             let project = self.sim.world().project(&record.key);
             if record.key.role().is_derived() {

@@ -316,6 +316,24 @@ async fn an_operation_that_vanishes_is_neither_done_nor_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_somebody_waits_for_asks_no_more_than_it_must() {
+    let Some((stub, runtime, network)) = lab("start").await else { return };
+    let (spec, path) = (spec(), format!("/1.0/instances/{}", name()));
+    stub.says("PUT", &format!("{path}/state"), begun());
+    let asked = |what: &str| stub.asked(&format!("{what} {path}"));
+    for (used, forgotten) in [("", 0), ("2026-11-30T09:00:00Z", 1)] {
+        let Answer::Json(mut stopped) = instance(102) else { panic!("no JSON") };
+        stopped["metadata"]["last_used_at"] = json!(used);
+        stub.says("GET", &path, Answer::Json(stopped));
+        let (looks, changes) = (asked("GET"), asked("PUT"));
+        clear("started", runtime.start(&spec)).await;
+        assert_eq!((asked("GET") - looks, asked("PUT") - changes), (3, 1), "before, why it failed, and after");
+        assert_eq!(asked("DELETE"), forgotten, "one that never ran has no console");
+    }
+    network.remove().await.expect("removed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_answer_to_a_change_that_cannot_be_read_is_no_success() {
     let Some((stub, runtime, network)) = lab("changes").await else { return };
     let (spec, path) = (spec(), format!("/1.0/instances/{}", name()));

@@ -22,8 +22,8 @@
 
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -66,6 +66,8 @@ const DYING: Duration = Duration::from_secs(5);
 /// What Incus may take beyond a drain's own time.
 const STOP_OVERHEAD: Duration = Duration::from_secs(15);
 const DELETE: Duration = Duration::from_mins(1);
+/// Where cgroup v2 is mounted: alone, or beside v1 as systemd's hybrid layout has it.
+const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// Events wait here for a listener that is busy; one that falls behind is told so by the channel.
 const EVENTS: usize = 1024;
 
@@ -258,22 +260,26 @@ impl Runtime for IncusRuntime {
     }
 
     async fn start(&self, spec: &InstanceSpec) -> Result<String, RuntimeError> {
+        self.prepared().await?;
         let name = spec.key.daemon_name();
         let refused = |why: String| RuntimeError::Refused { operation: "start", instance: name.clone(), why };
-        match self.look(spec).await? {
-            InstanceState::Running { incarnation, .. } => return Ok(incarnation),
-            InstanceState::Absent => return Err(refused("there is none".to_owned())),
-            InstanceState::HalfMade { why } => return Err(refused(why)),
-            InstanceState::Stopped { .. } => {}
-        }
-        // What the console kept of an earlier life is not this one's last words.
-        let path = path_of(&name);
+        // Somebody waits. To say in which lane an address is does no harm where nothing is started then.
         let admission = guard::admit(&self.network, &spec.key, *spec.address.ip(), spec.lane);
-        let (admitted, ()) = tokio::join!(admission, words::forget(&self.client, &path));
+        let (found, admitted) = tokio::join!(self.find("look at", &name), admission);
+        let found = found?.ok_or_else(|| refused("there is none".to_owned()))?;
+        match self.state_of(&found, spec).await? {
+            InstanceState::Running { incarnation, .. } => return Ok(incarnation),
+            InstanceState::HalfMade { why } => return Err(refused(why)),
+            InstanceState::Stopped { .. } | InstanceState::Absent => {}
+        }
         admitted?;
-        let mut outcome = self.try_start(spec).await;
+        if !found.last_used_at.is_empty() {
+            // What the console kept of an earlier life is not this one's last words.
+            words::forget(&self.client, &path_of(&name)).await;
+        }
+        let mut outcome = self.try_start(&name, found.status_code).await;
         if outcome.is_err() && self.swept(spec).await? {
-            outcome = self.try_start(spec).await;
+            outcome = self.try_start(&name, status::STOPPED).await;
         }
         match (self.look(spec).await?, outcome) {
             (InstanceState::Running { incarnation, .. }, _) => Ok(incarnation),
@@ -347,7 +353,8 @@ impl Runtime for IncusRuntime {
     }
 
     fn pressure(&self, key: &Key) -> Option<f64> {
-        pressure::of_cgroup(&cgroup_of(&self.config.project, &key.daemon_name()))
+        let group = cgroup_of(&self.config.project, &key.daemon_name());
+        CGROUPS.iter().find_map(|root| pressure::of_cgroup(&Path::new(root).join(&group)))
     }
 
     async fn prove_isolation(&self, spec: &InstanceSpec) -> Result<(), RuntimeError> {
@@ -413,14 +420,19 @@ impl IncusRuntime {
         }
     }
 
-    async fn try_start(&self, spec: &InstanceSpec) -> Result<(), ApiError> {
-        let name = spec.key.daemon_name();
+    /// Of one that was just seen with this status.
+    async fn try_start(&self, name: &str, seen: u16) -> Result<(), ApiError> {
+        let seen = std::sync::Mutex::new(Some(seen));
         let act = || async {
-            let found: Found = self.client.get(&path_of(&name)).await?;
-            let action = if found.status_code == status::FROZEN { "unfreeze" } else { "start" };
-            self.put_state(&name, json!({"action": action, "timeout": START.as_secs()}), START).await
+            let known = seen.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let code = match known {
+                Some(code) => code,
+                None => self.client.get::<Found>(&path_of(name)).await?.status_code,
+            };
+            let action = if code == status::FROZEN { "unfreeze" } else { "start" };
+            self.put_state(name, json!({"action": action, "timeout": START.as_secs()}), START).await
         };
-        self.settled(&name, START, act).await
+        self.settled(name, START, act).await
     }
 
     /// After a start that failed: whether it, or an earlier one, had left its interface behind, which is now gone.
@@ -474,9 +486,8 @@ pub(crate) async fn ready(config: &IncusConfig) -> Result<Client, RuntimeError> 
 }
 
 /// Where LXC puts what an instance runs, as Incus names its instances to it: those of the project `default` by their names alone.
-fn cgroup_of(project: &str, name: &str) -> PathBuf {
-    let full = if project == "default" { name.to_owned() } else { format!("{project}_{name}") };
-    PathBuf::from(format!("/sys/fs/cgroup/lxc.payload.{full}"))
+fn cgroup_of(project: &str, name: &str) -> String {
+    if project == "default" { format!("lxc.payload.{name}") } else { format!("lxc.payload.{project}_{name}") }
 }
 
 fn path_of(name: &str) -> String {

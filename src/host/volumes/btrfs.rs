@@ -125,6 +125,14 @@ impl Medium for Btrfs {
         Err(self.btrfs.failure(&args, &printed.stderr))
     }
 
+    /// A kernel thread frees a subvolume after the commit that took its name away, and what it has freed counts with the next.
+    async fn freed(&self, root: &Path) -> Result<(), Failure> {
+        self.sync(root).await?;
+        let args: [&OsStr; 4] = ["subvolume".as_ref(), "sync".as_ref(), "--".as_ref(), root.as_os_str()];
+        self.btrfs.run(&args, WALK).await?;
+        self.sync(root).await
+    }
+
     /// What the snapshots hold is the sum of what each holds alone: what two of them share is in nobody's.
     async fn usage(&self, at: &Path, snapshots: &[PathBuf]) -> Result<Usage, Failure> {
         let (free, inodes_available) = room(at)?;
@@ -161,7 +169,7 @@ impl Medium for Btrfs {
         if self.generations(at).await?.last > taken {
             return Ok(Some(true));
         }
-        self.run(&["filesystem".as_ref(), "sync".as_ref(), "--".as_ref(), at.as_os_str()]).await?;
+        self.sync(at).await?;
         Ok(Some(self.generations(at).await?.last > taken))
     }
 
@@ -190,6 +198,10 @@ impl Quota {
 impl Btrfs {
     async fn run(&self, args: &[&OsStr]) -> Result<(), Failure> {
         self.btrfs.run(args, QUICK).await.map(|_| ())
+    }
+
+    async fn sync(&self, at: &Path) -> Result<(), Failure> {
+        self.run(&["filesystem".as_ref(), "sync".as_ref(), "--".as_ref(), at.as_os_str()]).await
     }
 
     /// The size of a new volume, where sizes are enforced. What it was copied from may hold more than that: see

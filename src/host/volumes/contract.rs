@@ -119,6 +119,7 @@ async fn contract(engine: &dyn VolumeEngine, contents: &dyn Contents) {
         engine.purge(&trashed).await.expect("purged");
     }
     assert!(engine.trash().await.expect("trash").is_empty());
+    engine.freed().await.expect("free");
 }
 
 async fn identity(engine: &dyn VolumeEngine, contents: &dyn Contents) {

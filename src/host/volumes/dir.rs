@@ -96,6 +96,11 @@ impl Medium for Dir {
     }
 
     /// Which blocks `cp` could share is known to the file system alone.
+    /// What is removed is free at once.
+    async fn freed(&self, _root: &Path) -> Result<(), Failure> {
+        Ok(())
+    }
+
     async fn usage(&self, at: &Path, _snapshots: &[PathBuf]) -> Result<Usage, Failure> {
         let args: [&OsStr; 5] = [
             "--summarize".as_ref(),

@@ -276,6 +276,10 @@ impl VolumeEngine for FakeVolumes {
         Ok(self.state().fullness)
     }
 
+    async fn freed(&self) -> Result<(), VolumeError> {
+        Ok(())
+    }
+
     async fn set_properties(&self, key: &Key, properties: &Properties) -> Result<(), VolumeError> {
         const OPERATION: &str = "set properties of";
         let mut state = self.state();

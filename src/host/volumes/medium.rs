@@ -29,6 +29,9 @@ pub trait Medium: Send + Sync + 'static {
     /// Removes it with all that is in it; absent already is success.
     async fn remove(&self, at: &Path) -> Result<(), Failure>;
 
+    /// Returns when what was removed before below `root` is free; see [`super::VolumeEngine::freed`].
+    async fn freed(&self, root: &Path) -> Result<(), Failure>;
+
     async fn usage(&self, at: &Path, snapshots: &[PathBuf]) -> Result<Usage, Failure>;
 
     /// See [`super::VolumeEngine::fill`].

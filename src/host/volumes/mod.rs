@@ -162,6 +162,10 @@ pub trait VolumeEngine: Send + Sync + 'static {
 
     async fn fullness(&self) -> Result<Fullness, VolumeError>;
 
+    /// Returns when what was destroyed before is counted in [`VolumeEngine::fullness`]: some storage frees behind one's back,
+    /// for minutes where it was much.
+    async fn freed(&self) -> Result<(), VolumeError>;
+
     /// Replaces the properties given and keeps the others.
     async fn set_properties(&self, key: &Key, properties: &Properties) -> Result<(), VolumeError>;
 

@@ -235,6 +235,10 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         measured.map_err(|e| e.during("measure", "all"))
     }
 
+    async fn freed(&self) -> Result<(), VolumeError> {
+        self.medium.freed(&self.root).await.map_err(|e| e.during("wait until freed", "all"))
+    }
+
     async fn set_properties(&self, key: &Key, properties: &Properties) -> Result<(), VolumeError> {
         const OPERATION: &str = "set properties of";
         let _locked = self.locks.lock(key).await;
@@ -483,7 +487,9 @@ impl<M: Medium> VolumeEngine for Tree<M> {
 /// Renames durably, never over something.
 pub(super) fn move_to(from: &Path, to: &Path) -> Result<(), Failure> {
     rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(|e| Failure::io(to, e))?;
-    for directory in [from.parent(), to.parent()].into_iter().flatten() {
+    // Each costs a commit where a snapshot was just made.
+    let to = to.parent().filter(|to| from.parent() != Some(to));
+    for directory in [from.parent(), to].into_iter().flatten() {
         files::sync_directory(directory).map_err(|e| Failure::io(directory, e))?;
     }
     Ok(())

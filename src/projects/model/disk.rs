@@ -17,6 +17,9 @@ pub(super) struct Disk {
     trash: Vec<(Trashed, u64)>,
     /// Whoever measures a cache waits for ever.
     pub(super) unmeasurable: bool,
+    /// Whether what is freed shows only when somebody waits for it, and how much that is.
+    pub(super) lazy: bool,
+    freeing: u64,
     /// How often a cache was measured.
     pub(super) measured: usize,
 }
@@ -25,7 +28,7 @@ impl Disk {
     pub(super) fn fullness(&self, snapshots: &HashMap<Key, Vec<Snapshot>>) -> Option<Fullness> {
         let in_trash: u64 = self.trash.iter().map(|(_, bytes)| bytes).sum();
         let past: u64 = snapshots.values().flatten().filter_map(|snapshot| snapshot.bytes).sum();
-        let used = self.other + self.sizes.values().sum::<u64>() + in_trash + past;
+        let used = self.other + self.freeing + self.sizes.values().sum::<u64>() + in_trash + past;
         (self.total > 0).then(|| Fullness { bytes_used: used, bytes_total: self.total, ..Fullness::default() })
     }
 
@@ -34,7 +37,16 @@ impl Disk {
     }
 
     pub(super) fn free(&mut self, key: &Key) {
-        self.sizes.remove(key);
+        let bytes = self.sizes.remove(key).unwrap_or(0);
+        self.let_go(bytes);
+    }
+
+    fn let_go(&mut self, bytes: u64) {
+        self.freeing += if self.lazy { bytes } else { 0 };
+    }
+
+    pub(super) fn freed(&mut self) {
+        self.freeing = 0;
     }
 
     pub(super) fn throw_away(&mut self, name: TrashName, since: Timestamp, bytes: u64) {
@@ -46,7 +58,8 @@ impl Disk {
     }
 
     pub(super) fn purge(&mut self, name: &TrashName) {
-        self.trash.retain(|(entry, _)| entry.name != *name);
+        let gone: u64 = self.trash.extract_if(.., |(entry, _)| entry.name == *name).map(|(_, bytes)| bytes).sum();
+        self.let_go(gone);
     }
 
     pub(super) fn usage(&mut self, key: &Key) -> Option<Usage> {

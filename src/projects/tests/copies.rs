@@ -4,8 +4,11 @@ use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::cache::fanout::FanOutPolicy;
 use kiln_domain::{Identity, Role};
 
+use super::super::effects::{Effects as _, Survey};
+use super::super::host_effects::properties;
 use super::past::{bench_with, build, eager, untrusted};
 use super::*;
+use crate::host::volumes::FoundVolume;
 
 fn of_pull_request(name: &str) -> RouteOptions {
     let caller = Caller { untrusted: true, pull_request: Some(name.to_owned()), branch: None };
@@ -78,6 +81,32 @@ async fn a_fork_that_was_only_written_down_goes_with_the_next_start() {
     bench.projects.store().create_project(Identity::fork(spec()), pool, now).await.expect("written down");
     drop(bench.projects.start(bench.running.clone()).await.expect("the store can be read"));
     bench.until("nothing is left of it", async |b| b.projects.list().await.expect("listed").is_empty()).await;
+}
+
+/// What Kiln had given up on was done when nothing else of it was left.
+#[tokio::test]
+async fn a_copy_that_is_nobody_s_any_more_is_removed_and_an_orphan_of_a_project_is_not() {
+    let bench = bench_with(policy());
+    build(&bench).await;
+    let at = "127.88.0.77".parse().expect("an address");
+    let fork = Identity::pull_request(spec(), "7").expect("a name");
+    let copy = kiln_domain::ProjectRecord::of(fork, at, kiln_domain::Timestamp::EPOCH);
+    let other = BuildSpec::new("github.com/org/other", "", "", "amd64").expect("valid");
+    let project = kiln_domain::ProjectRecord::new(other, at, kiln_domain::Timestamp::EPOCH);
+    bench.effects.perform(Step::CloneVolume, &copy, &Settings::default()).await.expect("done late");
+    let found = |record: &kiln_domain::ProjectRecord| FoundVolume {
+        name: format!("live/{}", record.key),
+        key: Some(record.key.clone()),
+        properties: properties(record),
+    };
+    bench.effects.set_found(Survey { instances: Vec::new(), volumes: vec![found(&copy), found(&project)] });
+    let bench = bench.restart().await;
+    let removed = (copy.key.clone(), Step::DestroyVolume);
+    bench.until("the copy is removed", async |b| b.effects.done().contains(&removed)).await;
+    let known = async |b: &Bench, key: &Key| b.projects.store().project(key).await.expect("read").is_some();
+    bench.until("and forgotten", async |b| !known(b, &copy.key).await).await;
+    assert!(!known(&bench, &project.key).await, "a project's cache is touched only by an explicit verb");
+    assert!(bench.effects.done().iter().all(|(key, _)| *key != project.key));
 }
 
 #[tokio::test]

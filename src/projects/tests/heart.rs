@@ -4,7 +4,7 @@
 use kiln_domain::admission::HostLoad;
 use kiln_domain::health::HealthPolicy;
 use kiln_domain::settings::{RepoPattern, Rule};
-use kiln_domain::{Phase, ProjectRecord, Tier};
+use kiln_domain::{Identity, Phase, ProjectRecord, Tier};
 
 use super::super::effects::Survey;
 use kiln_wire::OrphanKind;
@@ -635,14 +635,20 @@ async fn a_rebuild_while_the_runtime_is_away_is_whole_when_it_is_back() {
     let effects = Arc::new(ModelEffects::default());
     let volume = (Key::of(&with_cache), marks(&with_cache, r#"{"tier":"hot"}"#));
     let instance = (Key::of(&without), marks(&without, ""));
+    let (of_a_fork, at) = (Identity::fork(with_cache.clone()), "10.88.0.10".parse().expect("an address"));
+    let fork = ProjectRecord::of(of_a_fork, at, kiln_domain::Timestamp::EPOCH);
+    let stopped = |name: &str, key: &Key, properties| FoundInstance {
+        name: name.into(),
+        key: Some(key.clone()),
+        properties,
+        running: false,
+    };
     effects.set_found(Survey {
         volumes: vec![FoundVolume { name: "a volume".into(), key: Some(volume.0), properties: volume.1 }],
-        instances: vec![FoundInstance {
-            name: "an instance".into(),
-            key: Some(instance.0.clone()),
-            properties: instance.1,
-            running: false,
-        }],
+        instances: vec![
+            stopped("a fork's", &fork.key, properties(&fork)),
+            stopped("an instance", &instance.0, instance.1),
+        ],
     });
     effects.set_mood(Mood::Blind);
     let bench = Bench::in_memory(effects.clone(), config(policy()));
@@ -652,7 +658,9 @@ async fn a_rebuild_while_the_runtime_is_away_is_whole_when_it_is_back() {
     let refused = bench.projects.route(new.clone(), RouteOptions::default()).await.map(deliver);
     assert!(matches!(refused, Err(RouteError::Store(StoreError::Rebuilding { .. }))), "{refused:?}");
     effects.set_mood(Mood::Obedient);
-    bench.until("the instances are in", async |_| known().await == 2).await;
+    let knows = async |key: &Key| bench.projects.store().project(key).await.expect("read").is_some();
+    bench.until("the instances are in", async |_| knows(&instance.0).await).await;
+    bench.until("and what is only a copy has gone", async |_| !knows(&fork.key).await).await;
     bench.projects.route(new, RouteOptions::default()).await.map(deliver).expect("a new project is taken again");
     bench.until("the hot one is up", async |bench| bench.count(Step::StartInstance) == 2).await;
     assert!(!bench.projects.store().needs_rebuild().await.expect("read"));

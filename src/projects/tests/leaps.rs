@@ -1,4 +1,4 @@
-//! A wall clock that leaps while the disk takes its time.
+//! A wall clock that leaps: while the disk takes its time, and between two builds.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -35,19 +35,24 @@ async fn commit_until<T>(disk: &MemoryDisk, work: impl Future<Output = T>) -> T 
     }
 }
 
+fn projects_with(
+    store: Store,
+    effects: Arc<ModelEffects>,
+    clock: Arc<Leaping>,
+    dir: &TempDir,
+    policy: Policy,
+) -> Projects {
+    let pki = Pki::new(dir.path()).expect("certificates");
+    let foundations = Foundations { store, effects, pki, clock, entropy: Arc::new(SystemEntropy::default()) };
+    Projects::new(config(policy), foundations)
+}
+
 /// A build waits for a daemon that answers; as that is written down, the clock leaps. Its lease is released at the end.
 async fn leap_while_it_is_written_down(by_millis: i64) {
     let (store, disk) = Store::in_memory().expect("a database");
     let (effects, clock) = (Arc::new(ModelEffects::gated()), Arc::new(Leaping::default()));
     let dir = TempDir::new().expect("a directory");
-    let foundations = Foundations {
-        store,
-        effects: effects.clone(),
-        pki: Pki::new(dir.path()).expect("certificates"),
-        clock: clock.clone(),
-        entropy: Arc::new(SystemEntropy::default()),
-    };
-    let projects = Projects::new(config(policy()), foundations);
+    let projects = projects_with(store, effects.clone(), clock.clone(), &dir, policy());
     let route = tokio::spawn({
         let projects = projects.clone();
         async move { projects.route(spec(), RouteOptions::default()).await.map(deliver) }
@@ -76,5 +81,33 @@ async fn leap_while_it_is_written_down(by_millis: i64) {
 async fn a_lease_that_is_given_as_the_clock_leaps_counts_from_then() {
     for by_millis in [-LEAP, LEAP] {
         leap_while_it_is_written_down(by_millis).await;
+    }
+}
+
+/// What was in the future would put the next snapshot off by as much.
+#[tokio::test]
+async fn a_clock_that_goes_back_puts_no_snapshot_off() {
+    for restarted in [false, true] {
+        let (effects, clock) = (Arc::new(ModelEffects::default()), Arc::new(Leaping::default()));
+        effects.set_cheap();
+        let dir = TempDir::new().expect("a directory");
+        let store = Store::open(&dir.path().join("kiln.db")).expect("a database");
+        let mut projects = projects_with(store.clone(), effects.clone(), clock.clone(), &dir, super::past::eager());
+        for count in 1..=2 {
+            let build = projects.route(spec(), RouteOptions::default()).await.map(deliver).expect("routed");
+            assert!(projects.complete(&key(), &token(&build)).await.expect("asked"));
+            let taken = async {
+                while effects.snapshots_of(&key()).len() < count {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            };
+            let taken = tokio::time::timeout(PATIENCE, taken).await;
+            assert!(taken.is_ok(), "snapshot {count} was not taken (restarted: {restarted})");
+            clock.0.fetch_sub(LEAP, Ordering::Relaxed);
+            if restarted {
+                projects.stop(&key(), false).await.expect("stopped");
+                projects = projects_with(store.clone(), effects.clone(), clock.clone(), &dir, super::past::eager());
+            }
+        }
     }
 }

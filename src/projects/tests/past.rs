@@ -2,7 +2,7 @@
 
 use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::cache::fanout::FanOutPolicy;
-use kiln_domain::{SnapshotName, Verdict};
+use kiln_domain::{Snapshot, SnapshotName, Timestamp, Verdict};
 
 use super::*;
 
@@ -147,6 +147,25 @@ async fn a_damaged_cache_goes_back_by_itself_and_whoever_waits_gets_the_daemon()
     assert_eq!(bench.steps().iter().filter(|step| matches!(step, Step::Rollback(_))).count(), 1);
     let told = "was damaged (panic: page 3 already freed)";
     bench.until("it is told", async |b| events(b, "rollback").await.concat().contains(told)).await;
+}
+
+/// What an admin does by hand is not what Kiln does by itself at most once an hour.
+#[tokio::test]
+async fn a_way_back_by_hand_does_not_count_as_a_rescue() {
+    let bench = bench_with(Policy { history: HistoryPolicy { every: Duration::ZERO, ..eager().history }, ..policy() });
+    let _held = bench.route().await;
+    let snapshot = |verdict| Snapshot { name: FIRST, taken: Timestamp::EPOCH, verdict, bytes: None };
+    bench.effects.set_snapshots(&key(), vec![snapshot(Verdict::Unchecked)]);
+    bench.effects.damage(&key(), "invalid database");
+    bench.effects.kill(&key());
+    bench.until("nothing is good enough to go back to", async |b| b.phase().await == "failed").await;
+    bench.projects.rollback(&key(), Some(FIRST), true).await.expect("back by hand");
+    bench.until("the lease has its daemon again", async |b| b.phase().await == "warm").await;
+    bench.effects.set_snapshots(&key(), vec![snapshot(Verdict::Good)]);
+    bench.effects.damage(&key(), "invalid database");
+    bench.effects.kill(&key());
+    bench.until("it is taken back", async |b| b.count(Step::Rollback(FIRST)) == 2).await;
+    assert!(bench.route().await.ready);
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use kiln_domain::Timestamp;
 use tokio::time::Instant;
 
 use super::Worker;
+use super::past::UPKEEP_AGAIN;
 use super::recording::SAVE_AGAIN;
 
 /// A wall clock may drift this far from the other between two decisions without having leapt.
@@ -31,6 +32,7 @@ impl Worker {
         // What is less than a leap must not put anything off, either.
         self.setbacks.clamp_to(now);
         self.save_again = self.save_again.map(|at| at.min(now.plus(SAVE_AGAIN)));
+        self.upkeep_paused_until = self.upkeep_paused_until.map(|at| at.min(now.plus(UPKEEP_AGAIN)));
     }
 
     fn leap(&mut self, by_millis: i64) {
@@ -41,10 +43,16 @@ impl Worker {
         self.record.builds.shift(by_millis);
         self.run.health.shift(by_millis);
         self.setbacks.last = self.setbacks.last.map(|last| last.shifted(by_millis));
-        for at in [&mut self.look_again, &mut self.save_again].into_iter().flatten() {
+        let cache = &mut self.record.cache;
+        let of_the_cache = [&mut cache.snapshot, &mut cache.rescued, &mut self.upkeep_paused_until];
+        let next = [&mut self.look_again, &mut self.save_again];
+        for at in next.into_iter().chain(of_the_cache).flatten() {
             *at = at.shifted(by_millis);
         }
         if let Some((_, at)) = &mut self.observed {
+            *at = at.shifted(by_millis);
+        }
+        if let Some((at, _)) = &mut self.room.measured {
             *at = at.shifted(by_millis);
         }
         self.run.counted = None;

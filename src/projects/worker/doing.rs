@@ -105,7 +105,7 @@ impl Worker {
                 self.note_probe(Probed { answered: false, cpu: None });
             }
             Outcome::Performed(step, Err(error)) if step.is_upkeep() => self.note_failed_upkeep(step, &error),
-            Outcome::Performed(step, Err(error)) if step.is_a_wish() && self.damage.is_none() => {
+            Outcome::Performed(step, Err(error)) if step.is_a_wish() && !self.rescues => {
                 self.note_failed_wish(step, &error);
             }
             Outcome::Performed(step, Err(error)) => {

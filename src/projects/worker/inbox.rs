@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 
 use super::super::messages::{Message, Refusal, RefusalKind, Releasing, Renewing, SetRefusal, StopRefusal, Waiter};
 use super::super::registry::Shared;
-use super::{Occasion, StopReply, Stopper, Worker};
+use super::{Occasion, Stopper, Worker};
 use crate::metrics::LeaseEnd;
 use crate::store::StoreError;
 
@@ -76,7 +76,7 @@ impl Worker {
                     self.desk.load.set_leases(self.leases.len());
                 }
             }
-            Message::Stop { wish, force, reply } => self.hear_stop(wish, force, reply),
+            Message::Stop { wish, force, why, reply } => self.hear_stop(Stopper { wish, force, why, reply }),
             Message::Set { change, reply } => self.set(change, reply),
             Message::Why { reply } => match self.explanation() {
                 Some(explanation) => drop(reply.send(explanation)),
@@ -152,7 +152,8 @@ impl Worker {
         Some(Releasing { lease, removed: self.shared.store.remove_lease(token, self.now(), Some(event)) })
     }
 
-    fn hear_stop(&mut self, wish: StopWish, force: bool, reply: StopReply) {
+    fn hear_stop(&mut self, stopper: Stopper) {
+        let Stopper { wish, force, why, reply } = stopper;
         let demand = self.demand();
         let hot = self.settings.tier == Some(Tier::Hot);
         if wish == StopWish::Evict && (hot || demand.waiters > 0) {
@@ -176,7 +177,7 @@ impl Worker {
                 StopWish::Evict => ("its cache has to make room".to_owned(), "kiln"),
             };
             self.log_event(self.event("asked", text).by(by));
-            self.stoppers.push(Stopper { wish, force, reply });
+            self.stoppers.push(Stopper { wish, force, why, reply });
         }
     }
 

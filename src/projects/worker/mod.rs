@@ -65,6 +65,8 @@ struct Stopper {
     wish: StopWish,
     /// Whoever uses it.
     force: bool,
+    /// What the journal says when it is done.
+    why: Option<String>,
     reply: StopReply,
 }
 
@@ -98,6 +100,8 @@ pub(super) struct Worker {
     snapshots: Option<Vec<Snapshot>>,
     /// What a daemon said that could not open the cache.
     damage: Option<String>,
+    /// The last step that was begun takes the cache back because of that, and nobody had to ask for it.
+    rescues: bool,
     room: Room,
     /// Something about the past failed.
     upkeep_paused_until: Option<Timestamp>,
@@ -165,6 +169,9 @@ impl Worker {
             lease.clamp_to(now, &shared.policy.lease);
         }
         record.last_activity = record.last_activity.min(now);
+        for at in [&mut record.cache.snapshot, &mut record.cache.rescued].into_iter().flatten() {
+            *at = (*at).min(now);
+        }
         desk.load.set_leases(leases.len());
         let settings = shared.settings(&record);
         desk.load.set_members(settings.fan_out);
@@ -187,6 +194,7 @@ impl Worker {
             thinners: Vec::new(),
             snapshots: None,
             damage: None,
+            rescues: false,
             room: Room::default(),
             upkeep_paused_until: None,
             observed: None,
@@ -313,6 +321,7 @@ impl Worker {
             self.report();
             if let Some(step) = step {
                 self.note_fault(&reason);
+                self.rescues = matches!(reason, Reason::Rescue { .. });
                 return self.start_step(step);
             }
             if self.record.phase == Phase::Removing {
@@ -451,6 +460,7 @@ impl Worker {
                 snapshots: self.snapshots.as_deref(),
                 damage: self.damage.as_deref(),
                 cheap: self.shared.effects.snapshots_are_cheap(),
+                on_trial: self.shared.trials.under_way(&self.key),
                 thin: !self.thinners.is_empty(),
                 paused_until: self.upkeep_paused_until,
             },

@@ -14,7 +14,7 @@ use super::super::messages::StopRefusal;
 use super::{Occasion, Worker};
 
 /// Before anything about the past is tried again that failed.
-const UPKEEP_AGAIN: Duration = Duration::from_mins(5);
+pub(super) const UPKEEP_AGAIN: Duration = Duration::from_mins(5);
 
 impl Worker {
     pub(super) fn note_snapshots(&mut self, step: Step, all: &[Snapshot], taken: bool) {
@@ -44,13 +44,14 @@ impl Worker {
     pub(super) fn note_rollback(&mut self, to: SnapshotName) {
         self.snapshots = None;
         let text = match self.damage.take() {
-            Some(damage) => {
+            // Whoever asked for it by hand may ask as often as they like: it takes nothing from what Kiln does by itself.
+            Some(damage) if self.rescues => {
                 self.record.cache.rescued = Some(self.now());
                 self.shared.metrics.daemon_at_fault(crate::metrics::Fault::CacheDamaged);
                 tracing::error!(key = %self.key, %to, damage, "its cache was damaged and has gone back to a snapshot");
                 format!("its cache was damaged ({damage}) and has gone back to {to}; the damaged one is in the trash")
             }
-            None => format!("its cache has gone back to {to}; what it was is in the trash"),
+            _ => format!("its cache has gone back to {to}; what it was is in the trash"),
         };
         drop(self.shared.store.save_project(&self.record, Some(self.event("rollback", text))));
         self.answer_wishes(|wish| matches!(wish, StopWish::Rollback(wanted) if wanted == to), &Ok(()));
@@ -67,14 +68,23 @@ impl Worker {
         (self.snapshots, self.damage) = (None, None);
         self.record.cache = kiln_domain::project::CacheNotes::default();
         if self.record.phase != Phase::Removing {
-            let (kind, text) = match step {
-                Step::DiscardCache => {
-                    ("reset", "its next build begins with an empty cache; what it was is in the trash")
-                }
-                _ => ("evicted", "its cache was freed to make room; its next build begins with an empty one"),
-            };
-            drop(self.shared.store.save_project(&self.record, Some(self.event(kind, text.to_owned()))));
+            if step != Step::DiscardCache {
+                return self.note_evicted();
+            }
+            let text = "its next build begins with an empty cache; what it was is in the trash".to_owned();
+            drop(self.shared.store.save_project(&self.record, Some(self.event("reset", text))));
         }
+    }
+
+    fn note_evicted(&self) {
+        // A stop of Kiln in the middle of it has lost the reason.
+        let text = self.why_evicted().unwrap_or_else(|| "its cache was freed to make room".to_owned());
+        drop(self.shared.store.save_project(&self.record, Some(self.event("evicted", text))));
+    }
+
+    /// What the journal is to say of an eviction that somebody waits for.
+    pub(super) fn why_evicted(&self) -> Option<String> {
+        self.stoppers.iter().find(|stopper| stopper.wish == StopWish::Evict)?.why.clone()
     }
 
     /// Nothing of the daemon is different for it.

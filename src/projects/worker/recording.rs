@@ -153,7 +153,9 @@ impl Worker {
         }
         // A later write may have been lost with the disk.
         drop(self.shared.store.save_project(&self.record, None));
-        let event = if self.key.role().is_derived() {
+        let event = if let Some(why) = self.why_evicted() {
+            self.event("evicted", why)
+        } else if self.key.role().is_derived() {
             self.event("removed", "nobody needs it any more; its copy of the cache was freed".to_owned())
         } else {
             self.event("removed", "the project was removed; its cache is in the trash".to_owned()).by("admin")

@@ -39,7 +39,7 @@
 //!    comes up again. Quiet is more than rule 4: a lease keeps its daemon from being replaced for an hour
 //!    ([`Policy::roll_held`]), whatever becomes of its client.
 //! 7. **The idle window is open** ([`crate::idle`]): what runs is left as it is, unless the host needs the room; what was
-//!    stopped to be replaced comes up again, unless it would have to wait for its place.
+//!    stopped to be replaced comes up again, unless it would have to wait for its place; then what is only a copy goes.
 //! 8. **Otherwise**: it is stopped. The volume is never touched (K3); what is only a copy ([`crate::key::Role::is_derived`]) is
 //!    removed, its volume with it.
 //! 9. **Where that leaves nothing to do**, something may be due for the cache: more room ([`crate::cache::size`]), or for its past: a snapshot ([`crate::cache::history`]), or the end of

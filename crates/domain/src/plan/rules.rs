@@ -296,7 +296,7 @@ fn keep_up(situation: &Situation<'_>, need: Reason, serving: bool) -> Plan {
 
 /// `None`: the project has its place.
 fn wait_for_place(situation: &Situation<'_>, rolling: bool) -> Option<Plan> {
-    let Situation { place, demand, now, .. } = *situation;
+    let Situation { record, place, demand, now, .. } = *situation;
     let reason = match place {
         Place::Admitted => return None,
         Place::Unasked => Reason::NeedsPlace,
@@ -305,6 +305,10 @@ fn wait_for_place(situation: &Situation<'_>, rolling: bool) -> Option<Plan> {
     };
     match reason {
         Reason::NeedsPlace if rolling => Some(Plan::rest(Phase::Rolling, reason, None)),
+        // What is only a copy is not kept for that.
+        Reason::Queued { .. } | Reason::Refused(_) if rolling && record.key.role().is_derived() => {
+            Some(remove(situation, Reason::Reaped))
+        }
         // It has been brought up to date, and nobody needs it: others go first, and the next build starts it.
         Reason::Queued { .. } | Reason::Refused(_) if rolling => Some(Plan::rest(Phase::Idle, Reason::Down, None)),
         Reason::Refused(_) if demand.waiters == 0 => {

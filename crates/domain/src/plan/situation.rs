@@ -117,6 +117,8 @@ pub struct Past<'a> {
     /// Whether a snapshot costs next to nothing, and can be taken while the daemon runs. Where it is a copy of everything, none
     /// is taken but by hand.
     pub cheap: bool,
+    /// The one that is being tried out just now: it may turn out to be good.
+    pub on_trial: Option<SnapshotName>,
     /// Those that nobody would go back to have to make room.
     pub thin: bool,
     /// The last thing that was tried here failed: not before.

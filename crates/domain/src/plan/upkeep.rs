@@ -56,7 +56,8 @@ fn keep_history(situation: &Situation<'_>) -> Upkeep {
         return Upkeep::step(Step::ListSnapshots);
     }
     let history = if past.thin { HistoryPolicy::LEAST } else { policy.history };
-    let gone = past.snapshots.and_then(|snapshots| surplus(snapshots, now, &history).first().copied());
+    let surplus = past.snapshots.map_or_else(Vec::new, |snapshots| surplus(snapshots, now, &history));
+    let gone = surplus.into_iter().find(|name| Some(*name) != past.on_trial);
     if let Some(gone) = gone {
         return Upkeep::step(Step::DestroySnapshot(gone));
     }

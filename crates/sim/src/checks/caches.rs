@@ -3,22 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Check;
+use super::eviction::Told;
 use super::wishes::Wishes;
 use crate::cast::Cast;
 use crate::config::{LONGEST_STALL, TRASH_KEPT};
 use crate::history::{Entry, Fact, Lineage, Project, Verb};
 
-/// K3: a cache leaves a project only by an admin's removal, reset or way back, and the trash by an admin's word, age, or for want
-/// of room. What is only a copy goes with those who needed it.
+/// K3: a cache leaves a project only by an admin's removal, reset or way back, or for want of room, and the trash by an admin's
+/// word, age, or for want of room. What is only a copy goes with those who needed it.
 pub(super) struct NoCacheIsLost {
     cast: Cast,
     live: BTreeMap<Project, Lineage>,
     wishes: Wishes,
+    told: Told,
 }
 
 impl NoCacheIsLost {
     pub(super) fn new(cast: Cast) -> Self {
-        Self { cast, live: BTreeMap::new(), wishes: Wishes::default() }
+        Self { cast, live: BTreeMap::new(), wishes: Wishes::default(), told: Told::default() }
     }
 
     fn made(&mut self, project: Project, lineage: Lineage) -> Result<(), String> {
@@ -36,18 +38,22 @@ impl NoCacheIsLost {
         Err(format!("the cache of {project} went to the trash, and nobody had asked for its removal"))
     }
 
-    fn freed(&mut self, project: Project) -> Result<(), String> {
+    fn freed(&mut self, entry: &Entry, project: Project) -> Result<(), String> {
         self.live.remove(&project);
-        if self.cast.is_derived(project) {
+        if self.cast.is_derived(project) || self.told.is_short(entry.at) {
             return Ok(());
         }
-        Err(format!("the cache of {project}, which is no copy, was freed for good"))
+        Err(format!("the cache of {project}, which is no copy, was freed for good with storage enough"))
     }
 
-    fn purged(&self, project: Project, age: i64, full: bool) -> Result<(), String> {
+    fn purged(&self, entry: &Entry, project: Project, age: i64) -> Result<(), String> {
         let of_admin =
             self.wishes.is_asked(|verb, of| verb == Verb::EmptyTrash || (verb == Verb::Purge && of == project));
-        if of_admin || full || age >= TRASH_KEPT.as_millis() as i64 || self.cast.is_derived(project) {
+        if of_admin
+            || self.told.is_short(entry.at)
+            || age >= TRASH_KEPT.as_millis() as i64
+            || self.cast.is_derived(project)
+        {
             return Ok(());
         }
         Err(format!("a cache of {project} was freed for good after {} s in the trash", age / 1000))
@@ -61,6 +67,7 @@ impl Check for NoCacheIsLost {
 
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
         self.wishes.see(entry);
+        self.told.see(entry);
         match &entry.fact {
             Fact::VolumeMade { project, lineage } | Fact::Cloned { project, lineage, .. } => {
                 return self.made(*project, *lineage);
@@ -69,11 +76,11 @@ impl Check for NoCacheIsLost {
                 return Err(format!("{project} was started on cache {lineage}, which is not its own"));
             }
             Fact::Discarded { project, .. } => return self.discarded(*project),
-            Fact::Freed { project, .. } => return self.freed(*project),
+            Fact::Freed { project, .. } => return self.freed(entry, *project),
             Fact::WentBack { project, lineage, .. } | Fact::Restored { project, lineage } => {
                 self.live.insert(*project, *lineage);
             }
-            Fact::Purged { project, age, full, .. } => return self.purged(*project, *age, *full),
+            Fact::Purged { project, age, .. } => return self.purged(entry, *project, *age),
             _ => {}
         }
         Ok(())

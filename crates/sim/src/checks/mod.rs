@@ -10,6 +10,7 @@ use crate::profile::Profile;
 
 mod builds;
 mod caches;
+mod eviction;
 mod forks;
 mod identity;
 mod leases;
@@ -36,12 +37,13 @@ impl Checks {
             Box::new(builds::NoBuildIsCut::default()),
             Box::new(caches::NoCacheIsLost::new(cast)),
             Box::new(leases::AnAnswerIsAPromise::new(cast)),
-            Box::new(identity::AnAnswerNamesADaemon::new(cast)),
+            Box::new(identity::AnAnswerNamesADaemon::default()),
             Box::new(caches::TheHostIsTheTruth::new(cast)),
             Box::new(requests::AHangUpHarmsNobody::new(profile.calm)),
             Box::new(requests::EveryWaitEnds::default()),
             Box::new(forks::CopiesAreKeptApart::new(cast, profile.forks, profile.fan_out)),
             Box::new(past::ThePastIsTrue::default()),
+            Box::new(eviction::WhatIsWorthLeastGoes::new(cast)),
             Box::new(rescue::RescueServesWhoWaits::new(profile.op_faults == 0)),
         ];
         if !profile.isolates {

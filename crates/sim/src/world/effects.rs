@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln::host::volumes::{FoundVolume, TrashName, Trashed, Usage, VolumeError};
+use kiln::host::volumes::{FoundVolume, Fullness, TrashName, Trashed, Usage, VolumeError};
 use kiln::host::{FoundInstance, InstanceEvent, Properties, RuntimeError};
 use kiln::projects::{EffectError, Effects, Survey};
 use kiln_domain::admission::HostLoad;
@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use super::host::{Files, limits, marks};
 use super::ops::{Op, unavailable};
 use super::{Sim, World};
-use crate::config::{DEADLINES, FULL_FOR_NEW, SECOND};
+use crate::config::{DEADLINES, SECOND};
 use crate::history::Fact;
 
 /// How long a look waits for a daemon that runs, as the real one does.
@@ -321,7 +321,14 @@ impl Effects for ModelHost {
 
     async fn usage(&self, key: &Key) -> Result<Option<Usage>, EffectError> {
         self.pass(true).await?;
-        Ok(self.sim.world().host.volumes.contains_key(key).then(Usage::default))
+        Ok(self.sim.world().usage(key))
+    }
+
+    async fn fullness(&self) -> Result<Option<Fullness>, EffectError> {
+        if self.sim.world().profile.fills {
+            self.pass(true).await?;
+        }
+        Ok(self.sim.world().fullness())
     }
 
     async fn forget(&self, key: &Key) -> Result<(), EffectError> {
@@ -333,12 +340,10 @@ impl Effects for ModelHost {
     }
 
     async fn load(&self) -> HostLoad {
-        let mut world = self.sim.world();
+        let world = self.sim.world();
         let load = world.host.load;
-        if load.storage.is_some_and(|percent| percent >= FULL_FOR_NEW) {
-            world.host.was_full = Some(world.now());
-        }
-        load
+        let storage = [load.storage, world.percent_full()].into_iter().flatten().max_by(f64::total_cmp);
+        HostLoad { storage, ..load }
     }
 
     async fn check(&self) -> Result<(), EffectError> {

@@ -23,10 +23,12 @@ pub(crate) struct Host {
     /// The number of the current image.
     pub(crate) image: u32,
     pub(crate) load: HostLoad,
-    /// When the storage was last seen to be too full for new volumes.
-    pub(crate) was_full: Option<u64>,
+    /// What of the storage is used by what is not a cache.
+    pub(crate) other: u64,
     /// Keys with an operation under way: the host does one after the other.
     pub(crate) busy: BTreeSet<Key>,
+    /// Daemons that somebody else started, and when: for a moment kilnd cannot know.
+    pub(crate) started_by_hand: BTreeMap<Key, u64>,
     /// What a daemon said last before it went.
     pub(crate) last_words: BTreeMap<Key, &'static str>,
     incarnations: Incarnation,

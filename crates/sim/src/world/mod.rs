@@ -7,6 +7,7 @@
 mod effects;
 mod host;
 mod ops;
+mod storage;
 mod trials;
 mod volumes;
 
@@ -25,6 +26,7 @@ pub(crate) use effects::ModelHost;
 pub(crate) use host::{Daemon, Host};
 pub(crate) use ops::Late;
 use ops::Op;
+pub(crate) use storage::OTHERWISE;
 
 use crate::cast::Cast;
 use crate::history::{Entry, Fact, History, LeaseId, LeaseRow, Project, Request};
@@ -71,8 +73,8 @@ pub(crate) struct World {
     due: BTreeMap<(u64, u64), Due>,
     /// Operations that were under way when kilnd died.
     left_behind: BTreeMap<Key, Option<Op>>,
-    /// Whose host did something that nobody waited for any more.
-    pub(crate) late: BTreeSet<Key>,
+    /// Whose certificates may have been written when nobody waited for that any more.
+    pub(crate) late_files: BTreeSet<Key>,
     sequence: u64,
     pub(crate) cast: Cast,
     /// Of each project and of each that is derived from one.
@@ -172,7 +174,7 @@ impl Sim {
             events: None,
             due: BTreeMap::new(),
             left_behind: BTreeMap::new(),
-            late: BTreeSet::new(),
+            late_files: BTreeSet::new(),
             sequence: 0,
             cast,
             names,

@@ -7,7 +7,7 @@ use kiln::host::RuntimeError;
 use kiln::host::volumes::VolumeError;
 use kiln::projects::EffectError;
 use kiln_domain::plan::{Done, Stop};
-use kiln_domain::{Key, ProjectRecord, Role, Settings, Step};
+use kiln_domain::{Key, ProjectRecord, Role, Settings, Step, Tier};
 use tokio::time::sleep;
 
 use super::host::{Files, Instance, limits, marks};
@@ -225,7 +225,9 @@ impl World {
     fn abandon(&mut self, op: Op) {
         let key = op.record.key.clone();
         let late = self.rng.between(0, 15) * SECOND;
-        self.late.insert(key.clone());
+        if op.step == Step::WriteFiles {
+            self.late_files.insert(key.clone());
+        }
         match (self.rng.below(3), op.step) {
             (0, _) | (2, Step::StopInstance(_)) => drop(self.host.busy.remove(&key)),
             (1, _) => {
@@ -311,7 +313,10 @@ impl World {
             Step::Discard => self.discard(key, true),
             Step::DiscardCache => self.discard(key, false),
             Step::CloneVolume => return Ok(self.clone_volume(record)?),
-            Step::DestroyVolume => self.free(key, false),
+            Step::DestroyVolume => {
+                self.must_not_be_hot(key, settings);
+                self.free(key, false);
+            }
             Step::Rollback(to) => self.roll_back(record, to)?,
             Step::TakeSnapshot => return Ok(self.take_snapshot(key)?),
             Step::ListSnapshots => return Ok(Done::Snapshots { all: self.list_snapshots(key)?, taken: false }),
@@ -321,6 +326,14 @@ impl World {
             Step::Resize(_) | Step::AdoptInstance | Step::AwaitServing | Step::Probe | Step::CountBuilds => {}
         }
         Ok(Done::Plain)
+    }
+
+    /// What is kept up keeps its cache.
+    fn must_not_be_hot(&mut self, key: &Key, settings: &Settings) {
+        if key.role() == Role::Project && settings.tier == Some(Tier::Hot) {
+            let why = format!("the cache of {}, which is hot, was to be freed", self.project(key));
+            self.record(Fact::Wrong { invariant: "K3", why });
+        }
     }
 
     fn apply_create_volume(&mut self, record: &ProjectRecord) -> Result<(), EffectError> {

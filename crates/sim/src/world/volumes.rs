@@ -21,6 +21,8 @@ pub(crate) struct Volume {
     pub(crate) foreign: bool,
     pub(crate) contents: Contents,
     snapshots: BTreeMap<SnapshotName, Moment>,
+    /// What it holds alone.
+    bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +38,8 @@ struct Moment {
     contents: Contents,
     taken: Timestamp,
     verdict: Verdict,
+    /// What it holds alone.
+    bytes: u64,
 }
 
 /// Numbers that are given out once.
@@ -49,16 +53,36 @@ pub(crate) struct Numbers {
 }
 
 impl Volume {
+    pub(super) const fn own_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// With its snapshots.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes + self.snapshots.values().map(|moment| moment.bytes).sum::<u64>()
+    }
+
+    pub(super) fn grow(&mut self, by: u64, most: u64, most_of_a_snapshot: u64) {
+        self.bytes = (self.bytes + by / 2).min(most);
+        if let Some(newest) = self.snapshots.values_mut().next_back() {
+            newest.bytes = (newest.bytes + by / 2).min(most_of_a_snapshot);
+        }
+    }
+
     pub(crate) fn list(&self) -> Vec<Snapshot> {
         let listed = |(name, moment): (&SnapshotName, &Moment)| Snapshot {
             name: *name,
             taken: moment.taken,
             verdict: moment.verdict,
-            bytes: None,
+            bytes: Some(moment.bytes),
         };
         self.snapshots.iter().map(listed).collect()
     }
 }
+
+/// What somebody else does to the host between a look and what follows from it goes unseen: the look may hang, its event come late,
+/// and what follows is written down first.
+const UNSEEN: u64 = 15 * SECOND;
 
 fn missing(operation: &'static str, name: &impl ToString) -> VolumeError {
     VolumeError::Missing { operation, name: name.to_string() }
@@ -77,7 +101,7 @@ impl World {
 
     fn put(&mut self, key: &Key, properties: Properties, contents: Contents, foreign: bool) -> Lineage {
         let lineage = self.next_lineage();
-        let volume = Volume { lineage, properties, foreign, contents, snapshots: BTreeMap::new() };
+        let volume = Volume { lineage, properties, foreign, contents, snapshots: BTreeMap::new(), bytes: 0 };
         self.host.volumes.insert(key.clone(), volume);
         lineage
     }
@@ -102,6 +126,7 @@ impl World {
         if let Some(volume) = self.host.volumes.get_mut(key) {
             volume.contents.version = version;
         }
+        self.grow(key);
     }
 
     pub(crate) fn damage(&mut self, key: &Key) {
@@ -131,17 +156,23 @@ impl World {
             ("an instance", instances.keys().collect()),
             ("a volume", volumes.keys().collect()),
             ("something in the trash", trash.keys().map(TrashName::key).collect()),
-            // A trial's are overwritten by the next.
-            ("certificates", files.keys().filter(|key| key.role() != Role::Trial).collect()),
+            // A trial's are overwritten by the next, and of those that are written late nobody could tell; nor of those that were
+            // the last of what went as the database was lost.
+            (
+                "certificates",
+                files.keys().filter(|key| key.role() != Role::Trial && !self.files_may_be_left(key)).collect(),
+            ),
         ];
         for (what, keys) in kinds {
-            // What the host did after kilnd had given up on it is an orphan, which `kiln orphans` tells of.
-            let counts = |key: &&Key| key.role().is_derived() && !self.late.contains(*key);
-            if let Some(key) = keys.into_iter().find(counts) {
+            if let Some(key) = keys.into_iter().find(|key| key.role().is_derived()) {
                 return Err(format!("{what} of {}, which is only a copy, is left", self.project(key)));
             }
         }
         Ok(())
+    }
+
+    fn files_may_be_left(&self, key: &Key) -> bool {
+        self.late_files.contains(key) || self.faults.contains_key("database lost")
     }
 
     fn runs_on(&self, key: &Key) -> bool {
@@ -149,7 +180,8 @@ impl World {
     }
 
     fn must_not_run(&mut self, key: &Key, what: &str) {
-        if self.runs_on(key) {
+        let unseen = |at: &u64| self.now() - at < UNSEEN;
+        if self.runs_on(key) && !self.host.started_by_hand.get(key).is_some_and(unseen) {
             let why = format!("the cache of {} was {what} under a daemon that runs", self.project(key));
             self.record(Fact::Wrong { invariant: "K3", why });
         }
@@ -226,7 +258,9 @@ impl World {
         let last = self.host.numbers.sequences.entry(key.clone()).or_default();
         *last += 1;
         let sequence = *last;
-        volume.snapshots.insert(SnapshotName::new(sequence), Moment { contents, taken, verdict: Verdict::Unchecked });
+        volume
+            .snapshots
+            .insert(SnapshotName::new(sequence), Moment { contents, taken, verdict: Verdict::Unchecked, bytes: 0 });
         let all = volume.list();
         let (project, Contents { version, damaged }) = (self.project(key), contents);
         self.record(Fact::SnapshotTaken { project, lineage, sequence, version, damaged });
@@ -278,8 +312,9 @@ impl World {
     fn throw_away(&mut self, key: &Key, volume: Volume) {
         self.host.numbers.trashed += 1;
         let name = TrashName::new(key.clone(), self.host.numbers.trashed);
-        let since = self.wall();
+        let (since, project, lineage) = (self.wall(), self.project(key), volume.lineage);
         self.host.trash.insert(name, (since, volume));
+        self.record(Fact::Trashed { project, lineage });
     }
 
     /// `forgets`: the project goes with it.
@@ -308,8 +343,10 @@ impl World {
                 let why = format!("somebody else's volume in the place of {project}'s was freed");
                 self.record(Fact::Wrong { invariant: "K5", why });
             }
-            self.throw_away(key, volume);
             self.record(Fact::Freed { project, lineage });
+            if half {
+                self.throw_away(key, volume);
+            }
         }
         if !half {
             self.clear_out(key);
@@ -318,15 +355,16 @@ impl World {
 
     /// What is only a copy leaves nothing in the trash.
     pub(crate) fn clear_out(&mut self, key: &Key) {
-        if key.role().is_derived() {
-            self.host.trash.retain(|name, _| name.key() != key);
+        if !key.role().is_derived() {
+            return;
         }
+        let of_it: Vec<TrashName> = self.host.trash.keys().filter(|name| name.key() == key).cloned().collect();
+        of_it.iter().for_each(|name| self.purge(name));
     }
 
     pub(crate) fn purge(&mut self, name: &TrashName) {
         let Some((since, volume)) = self.host.trash.remove(name) else { return };
         let (project, age) = (self.project(name.key()), self.wall().as_millis() - since.as_millis());
-        let full = self.host.was_full.is_some_and(|at| self.now() - at <= 60 * SECOND);
-        self.record(Fact::Purged { project, lineage: volume.lineage, age, full });
+        self.record(Fact::Purged { project, lineage: volume.lineage, age });
     }
 }

@@ -170,3 +170,21 @@ async fn snapshots_of_btrfs_stay_read_only_when_they_are_carried() {
         assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     }
 }
+
+#[tokio::test]
+async fn what_btrfs_frees_behind_one_s_back_is_waited_for() {
+    const MIB: u64 = 1 << 20;
+    let Some(mount) = BtrfsMount::new() else { return };
+    let engine = BtrfsEngine::at(&mount.path, &search_path(), clock()).await.expect("opened");
+    let volume = engine.create(&key(), &Properties::new(), None).await.expect("created");
+    let used = async || engine.fullness().await.expect("measured").bytes_used / MIB;
+    let before = used().await;
+    let bytes: Vec<u8> = (0..24 * MIB).map(|n| ((n * 31) >> 3) as u8).collect();
+    std::fs::write(volume.path.join("file"), bytes).expect("written");
+    engine.freed().await.expect("there is nothing to wait for");
+    assert!(used().await >= before + 24, "{before} MiB before");
+    let trashed = engine.discard(&key()).await.expect("discarded");
+    engine.purge(&trashed).await.expect("purged");
+    engine.freed().await.expect("free");
+    assert!(used().await < before + 12, "{} MiB, and {before} before", used().await);
+}

@@ -46,7 +46,7 @@ impl<M: Medium> Tree<M> {
         let half = half.blocking(move |half| {
             files::make_private_directory(half).map_err(|e| Failure::io(half, e))?;
             files::make_private_directory(&half.join(SNAPSHOTS)).map_err(|e| Failure::io(half, e))?;
-            files::write(&half.join(RECORD), &record).map_err(|e| Failure::io(half, e))
+            files::write_unseen(&half.join(RECORD), &record).map_err(|e| Failure::io(half, e))
         });
         let half = half.await?;
         let made = self.fill_with(from, &cache, size).await;

@@ -62,6 +62,10 @@ impl Medium for Slow {
         self.dir.remove(at).await
     }
 
+    async fn freed(&self, root: &Path) -> Result<(), Failure> {
+        self.dir.freed(root).await
+    }
+
     async fn usage(&self, at: &Path, snapshots: &[PathBuf]) -> Result<Usage, Failure> {
         self.dir.usage(at, snapshots).await
     }

@@ -205,6 +205,12 @@ impl Zfs {
         self.run(&self.zpool, &["sync", &self.pool]).await.map(drop)
     }
 
+    /// Waits until what was destroyed is free, which ZFS does behind one's back, and counted.
+    pub(super) async fn freed(&self) -> Result<(), Fault> {
+        self.run(&self.zpool, &["wait", "-t", "free", &self.pool]).await?;
+        self.sync().await
+    }
+
     /// The tags of what others hold a snapshot by.
     pub(super) async fn holds(&self, snapshot: &str) -> Result<Vec<String>, Fault> {
         let printed = self.run(&self.program, &["holds", "-H", snapshot]).await?;

@@ -81,6 +81,10 @@ impl VolumeEngine for ZfsEngine {
         self.measure_all().await
     }
 
+    async fn freed(&self) -> Result<(), VolumeError> {
+        self.zfs.freed().await.map_err(|e| e.during("wait until freed", "all"))
+    }
+
     async fn set_properties(&self, key: &Key, properties: &Properties) -> Result<(), VolumeError> {
         self.describe(key, properties).await
     }

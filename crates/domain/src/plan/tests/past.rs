@@ -55,6 +55,8 @@ fn what_is_too_much_goes() {
     let mut case = Case { snapshots: Some(many), ..used(running(true)) };
     case.record.cache.snapshot = Some(at(99));
     assert_eq!(case.step(), Some(Step::DestroySnapshot(SnapshotName::new(1))));
+    case.on_trial = Some(SnapshotName::new(1));
+    assert_eq!(case.step(), None, "not the one that is being tried out");
 }
 
 #[test]

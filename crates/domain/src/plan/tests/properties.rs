@@ -114,6 +114,17 @@ proptest! {
         }
     }
 
+    /// A worker that rests may go, and nobody would look after it any more.
+    #[test]
+    fn what_is_only_a_copy_does_not_rest_before_it_is_gone(case in any_case()) {
+        let mut case = case;
+        case.record.key = case.record.key.pull_request("12");
+        let plan = case.plan();
+        let needed = case.demand().need(&case.settings, case.now, &policy()).is_some();
+        let rests = plan.step.is_none() && plan.phase.is_quiet() && plan.look_again.is_none() && case.place != Place::Unasked;
+        prop_assert!(needed || !rests, "{plan:?}");
+    }
+
     #[test]
     fn every_plan_can_be_explained(case in any_case()) {
         let why = case.why();

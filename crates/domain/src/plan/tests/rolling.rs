@@ -34,6 +34,18 @@ fn a_roll_that_nobody_waits_for_does_not_stand_in_the_queue() {
 }
 
 #[test]
+fn a_copy_whose_roll_does_not_get_a_place_goes() {
+    let mut case = Case::new(InstanceSeen::STOPPED);
+    (case.record.phase, case.record.key) = (Phase::Rolling, case.record.key.pull_request("12"));
+    case.place = Place::Queued { position: 1, length: 1, waits_for: WaitsFor::Turn };
+    assert_eq!((case.step(), case.plan().phase), (Some(Step::DestroyInstance), Phase::Removing));
+    case.place = Place::Refused(Refused::Queue { queued: 1 });
+    assert_eq!(case.step(), Some(Step::DestroyInstance));
+    case.place = Place::Admitted;
+    assert_eq!(case.step(), Some(Step::StartInstance), "with one it comes up again, as others do");
+}
+
+#[test]
 fn withholding_as_the_reference_has_it() {
     // routing.md 3.9: (a live build, the template changed) -> rolled or held.
     let mut case = Case::new(outdated(running(true)));
