@@ -236,6 +236,7 @@ impl<M: Medium> VolumeEngine for Tree<M> {
     }
 
     async fn freed(&self) -> Result<(), VolumeError> {
+        self.halves.gone().await;
         self.medium.freed(&self.root).await.map_err(|e| e.during("wait until freed", "all"))
     }
 

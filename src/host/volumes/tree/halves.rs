@@ -8,6 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tokio::sync::watch;
+
 use super::super::command::Failure;
 use super::super::listing::{CACHE, SNAPSHOTS, entries};
 use super::super::medium::Medium;
@@ -29,24 +31,33 @@ pub(super) enum What {
 pub(super) struct Halves<M> {
     medium: Arc<M>,
     removing: KeyLocks<PathBuf>,
+    under_way: watch::Sender<usize>,
 }
 
 impl<M: Medium> Halves<M> {
     pub(super) fn new(medium: Arc<M>) -> Self {
-        Self { medium, removing: KeyLocks::default() }
+        Self { medium, removing: KeyLocks::default(), under_way: watch::Sender::new(0) }
     }
 
     /// As a task of its own: it goes on when nobody waits for it any more. Absent already is success.
     pub(super) async fn remove(self: &Arc<Self>, what: What, path: &Path) -> Result<(), Failure> {
         let (halves, at) = (Arc::clone(self), path.to_owned());
+        self.under_way.send_modify(|count| *count += 1);
         let removed = tokio::spawn(async move {
             let removed = halves.remove_now(what, &at).await;
             if let Err(failure) = &removed {
                 tracing::warn!(path = %at.display(), ?failure, "what is half-made or half gone stays until the next start");
             }
+            halves.under_way.send_modify(|count| *count -= 1);
             removed
         });
         removed.await.unwrap_or_else(|error| Err(Failure::io(path, io::Error::other(error))))
+    }
+
+    /// Returns when nothing is on its way out.
+    pub(super) async fn gone(&self) {
+        // It ends with the last sender only, which is ours.
+        let _ = self.under_way.subscribe().wait_for(|count| *count == 0).await;
     }
 
     async fn remove_now(&self, what: What, path: &Path) -> Result<(), Failure> {

@@ -216,9 +216,12 @@ async fn what_is_on_its_way_out_goes_though_nobody_waits() {
     lab.give_up(lab.engine.destroy_snapshot(&key(), lab.snapshot)).await;
     assert_eq!(lab.halves().len(), 2);
     assert!(lab.engine.trash().await.expect("trash").is_empty());
+    let mut freed = pin!(lab.engine.freed());
+    assert!(futures_util::poll!(&mut freed).is_pending(), "its bytes are still there");
     lab.slow_removals(false);
     lab.engine.medium.goes_on.notify_waiters();
-    lab.no_halves().await;
+    in_time(freed).await.expect("freed");
+    assert!(lab.halves().is_empty());
 }
 
 #[tokio::test]
