@@ -197,7 +197,7 @@ async fn measuring_all_caches_ends_however_many_cannot_be_measured() {
     let bench = Bench::in_memory(effects, config(policy()));
     let began = tokio::time::Instant::now();
     let usages = bench.projects.cache_usages().await.expect("listed");
-    assert!(began.elapsed() <= Duration::from_mins(1), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(61), "{:?}", began.elapsed());
     assert_eq!(usages.len(), 40, "each is told of");
     assert!(usages.iter().all(|usage| usage.usage.is_none()));
     assert!(bench.effects.measured() <= 12, "few at a time");

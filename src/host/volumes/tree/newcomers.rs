@@ -45,7 +45,7 @@ impl Newcomers {
 
     /// Carries `copy` out, or gives it up when somebody comes.
     pub(super) async fn keep_away_from(self, copy: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-        let events = AsyncFd::new(self.events).map_err(|e| Failure::io(&self.cache, e))?;
+        let events = AsyncFd::register(self.events).map_err(|e| Failure::io(&self.cache, e))?;
         let copied = tokio::select! {
             biased;
             came = events.readable() => {
