@@ -1,6 +1,6 @@
 //! [`Effects`] on the real host: volumes, files, runtime and probe, tied together and nothing decided.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -83,6 +83,8 @@ pub struct HostEffects {
     targets: Mutex<HashMap<Key, (Timestamp, DaemonTarget)>>,
     /// The last proof of isolation of each.
     proven: Mutex<HashMap<Key, Proof>>,
+    /// What of copies is in the trash until it can be freed.
+    held: Arc<Mutex<BTreeSet<TrashName>>>,
 }
 
 /// That a run of an instance is kept apart.
@@ -107,7 +109,7 @@ const SETTLE_PATIENCE: Duration = StepDeadlines::SETTLE;
 
 impl HostEffects {
     pub fn new(config: HostEffectsConfig, parts: HostParts) -> Self {
-        Self { config, parts, targets: Mutex::default(), proven: Mutex::default() }
+        Self { config, parts, targets: Mutex::default(), proven: Mutex::default(), held: Arc::default() }
     }
 
     pub fn runtime_name(&self) -> &'static str {

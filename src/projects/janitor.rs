@@ -10,6 +10,7 @@ use kiln_domain::{Key, Phase, Role, Step, Timestamp};
 
 use tokio::time::Instant;
 
+use super::admin::VerbError;
 use super::effects::EffectError;
 use super::handle::Projects;
 use super::reconcile::ReconcileError;
@@ -24,6 +25,9 @@ const THIN_EVERY: Duration = Duration::from_hours(24);
 
 /// Freeing a large cache takes its time; one that hangs must not keep the next from being freed for ever.
 pub(super) const PURGE_PATIENCE: Duration = Duration::from_mins(10);
+
+/// Of what could not be freed the first tell the story.
+const TOLD: usize = 5;
 
 impl Projects {
     /// What is in the trash, and when each goes by age.
@@ -82,15 +86,23 @@ impl Projects {
         Ok(there)
     }
 
-    /// Frees all of it for good, and says how many there were.
-    pub async fn empty_trash(&self) -> Result<u64, EffectError> {
-        let mut freed = 0;
-        for entry in self.shared.effects.trash().await? {
-            self.shared.effects.purge(&entry.name).await?;
-            self.note("purged", format!("{} was freed for good, as an admin asked", entry.name));
-            freed += 1;
+    /// Frees all of it for good, and says how many there were; or, after all others, which could not be freed.
+    pub async fn empty_trash(&self) -> Result<u64, VerbError> {
+        let trash = self.shared.effects.trash().await.map_err(|error| failed(&error, error.in_words()))?;
+        let (mut freed, mut kept) = (0, Vec::new());
+        for entry in trash {
+            match self.shared.effects.purge(&entry.name).await {
+                Ok(()) => {
+                    self.note("purged", format!("{} was freed for good, as an admin asked", entry.name));
+                    freed += 1;
+                }
+                Err(error) => kept.push(error),
+            }
         }
-        Ok(freed)
+        let Some(first) = kept.first() else { return Ok(freed) };
+        let told: Vec<String> = kept.iter().take(TOLD).map(EffectError::in_words).collect();
+        let more = if kept.len() > TOLD { "; and more of the same" } else { "" };
+        Err(failed(first, format!("{freed} freed, and {} not: {}{more}", kept.len(), told.join("; "))))
     }
 
     pub(super) async fn empty_trash_by_age(&self) {
@@ -194,6 +206,10 @@ impl Calm {
         }
         self.since.elapsed() >= Self::LONG_ENOUGH
     }
+}
+
+fn failed(error: &EffectError, text: String) -> VerbError {
+    VerbError::Failed { text, retryable: error.is_retryable() }
 }
 
 /// Two caches cannot have one place, and neither is thrown away unasked.

@@ -316,13 +316,30 @@ impl Undelivered {
 
 impl Drop for Undelivered {
     fn drop(&mut self) {
-        let Some((mailbox, token)) = self.release.take() else { return };
-        let message = Message::Complete { token, how: LeaseEnd::Undelivered, reply: None };
-        if let Err(mpsc::error::TrySendError::Full(message)) = mailbox.try_send(message) {
-            // Only a full mailbox takes a task; without a runtime the process is ending and the lease's grace ends it.
-            if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-                runtime.spawn(async move { mailbox.send(message).await });
-            }
+        if let Some((mailbox, token)) = self.release.take() {
+            release(mailbox, token, LeaseEnd::Undelivered);
+        }
+    }
+}
+
+/// A lease that its build has left for another daemon of its project; it ends when its client knows of the other.
+pub(super) struct LeftBehind {
+    pub(super) mailbox: mpsc::Sender<Message>,
+    pub(super) token: TokenHash,
+}
+
+impl LeftBehind {
+    pub(super) fn end(self) {
+        release(self.mailbox, self.token, LeaseEnd::Moved);
+    }
+}
+
+fn release(mailbox: mpsc::Sender<Message>, token: TokenHash, how: LeaseEnd) {
+    let message = Message::Complete { token, how, reply: None };
+    if let Err(mpsc::error::TrySendError::Full(message)) = mailbox.try_send(message) {
+        // Only a full mailbox takes a task; without a runtime the process is ending and the lease's grace ends it.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { mailbox.send(message).await });
         }
     }
 }

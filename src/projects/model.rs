@@ -31,6 +31,8 @@ pub enum Mood {
     Full(Step),
     /// Untrusted code is found to reach what it must not.
     Leaky,
+    /// What trials have left cannot be removed.
+    Littered,
     /// The step succeeds and its answer is lost.
     Lossy(Step),
     /// Nothing can be seen.
@@ -67,6 +69,8 @@ struct Host {
     pressure: HashMap<Key, f64>,
     /// What each volume holds and may hold; `None`: nothing bounds them.
     fill: Option<Fill>,
+    /// What of the trash cannot be freed.
+    held: Option<TrashName>,
 }
 
 impl Host {
@@ -132,6 +136,7 @@ impl Default for ModelEffects {
             verdict: Verdict::Good,
             pressure: HashMap::new(),
             fill: None,
+            held: None,
         };
         Self {
             host: Mutex::new(host),
@@ -227,6 +232,11 @@ impl ModelEffects {
         self.host().disk.measured
     }
 
+    /// Whoever measures a cache from now on waits for ever.
+    pub fn set_unmeasurable(&self) {
+        self.host().disk.unmeasurable = true;
+    }
+
     pub fn set_found(&self, found: Survey) {
         self.host().found = found;
     }
@@ -244,6 +254,11 @@ impl ModelEffects {
     /// What trials find from now on.
     pub fn set_verdict(&self, verdict: Verdict) {
         self.host().verdict = verdict;
+    }
+
+    /// This cannot be freed from now on, and all else can.
+    pub fn hold(&self, name: Option<TrashName>) {
+        self.host().held = name;
     }
 
     /// No daemon opens the cache any more, until it goes back or begins anew.
@@ -375,11 +390,22 @@ impl Effects for ModelEffects {
     }
 
     async fn sweep_trials(&self) -> Result<(), EffectError> {
+        if self.host().mood == Mood::Littered {
+            let (operation, name, holder) = ("purge", "a trial".to_owned(), "somebody".to_owned());
+            return Err(VolumeError::Busy { operation, name, holder }.into());
+        }
         Ok(())
     }
 
     async fn usage(&self, key: &Key) -> Result<Option<Usage>, EffectError> {
-        Ok(self.host().disk.usage(key))
+        let (usage, never) = {
+            let mut host = self.host();
+            (host.disk.usage(key), host.disk.unmeasurable)
+        };
+        if never {
+            std::future::pending::<()>().await;
+        }
+        Ok(usage)
     }
 
     async fn fullness(&self) -> Result<Option<Fullness>, EffectError> {
@@ -437,7 +463,12 @@ impl Effects for ModelEffects {
     }
 
     async fn purge(&self, name: &TrashName) -> Result<(), EffectError> {
-        self.host().disk.purge(name);
+        let mut host = self.host();
+        if host.held.as_ref() == Some(name) {
+            let (operation, name, holder) = ("purge", name.to_string(), "a snapshot of somebody's".to_owned());
+            return Err(VolumeError::Busy { operation, name, holder }.into());
+        }
+        host.disk.purge(name);
         Ok(())
     }
 

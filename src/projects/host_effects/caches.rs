@@ -1,5 +1,6 @@
 //! What is done to a cache as a whole: cloning it, going back, trying a snapshot out.
 
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use kiln_domain::cache::history::newest_good;
@@ -12,6 +13,9 @@ use crate::host::volumes::{TrashName, Volume, VolumeError, broken_database, chan
 
 /// A daemon that opens a large cache for the first time reads through it.
 const TRIAL_PATIENCE: Duration = Duration::from_mins(2);
+
+/// Between two tries to free what somebody has a hold on.
+const FREE_AGAIN: Duration = Duration::from_mins(10);
 
 impl HostEffects {
     /// A copy of what the project's cache holds now; where a running daemon cannot be copied, of its newest good snapshot. A
@@ -46,7 +50,7 @@ impl HostEffects {
 
     pub(super) async fn destroy_volume(&self, key: &Key) -> Result<(), EffectError> {
         if let Some(name) = self.discard_cache(key).await? {
-            self.parts.volumes.purge(&name).await?;
+            self.free(&name).await?;
         }
         // One that was cut off between the two.
         self.clear_out(key).await
@@ -57,10 +61,37 @@ impl HostEffects {
         if !key.role().is_derived() {
             return Ok(());
         }
+        let mut outcome = Ok(());
         for entry in self.parts.volumes.trash().await? {
             if entry.name.key() == key {
-                self.parts.volumes.purge(&entry.name).await?;
+                outcome = outcome.and(self.free(&entry.name).await);
             }
+        }
+        outcome
+    }
+
+    /// Frees an entry of the trash. One that somebody has a hold on, which may be for good, is in the trash until that ends:
+    /// whose it was does not wait for it.
+    async fn free(&self, name: &TrashName) -> Result<(), EffectError> {
+        let error = match self.parts.volumes.purge(name).await {
+            Err(error @ VolumeError::Busy { .. }) => error,
+            freed => return Ok(freed?),
+        };
+        let first = self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone());
+        if first {
+            tracing::warn!(%error, "a copy of a cache stays in the trash until it can be freed");
+            let (volumes, held, name) = (Arc::clone(&self.parts.volumes), Arc::clone(&self.held), name.clone());
+            tokio::spawn(async move {
+                loop {
+                    tokio::time::sleep(FREE_AGAIN).await;
+                    // It may have been freed, or brought back, by others.
+                    match volumes.purge(&name).await {
+                        Ok(()) => break,
+                        Err(error) => tracing::debug!(%error, "it still cannot be freed"),
+                    }
+                }
+                held.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
+            });
         }
         Ok(())
     }
@@ -190,17 +221,19 @@ impl HostEffects {
     pub(super) async fn sweep(&self) -> Result<(), EffectError> {
         let HostParts { runtime, volumes, .. } = &self.parts;
         let is_trial = |key: &Option<Key>| key.as_ref().is_some_and(|key| key.role() == Role::Trial);
+        // What is left of one trial is in the way of no other's.
+        let mut outcome = Ok(());
         for found in runtime.found().await?.into_iter().filter(|found| is_trial(&found.key)) {
             let Ok(trial) = record_of(&found.properties, Timestamp::EPOCH) else { continue };
-            self.clear_trial(&trial, &Settings::default()).await?;
+            outcome = outcome.and(self.clear_trial(&trial, &Settings::default()).await);
         }
         // Cut off at any other step, it has left its volume, here or on its way through the trash.
         let volumes_of = volumes.found().await?.into_iter().filter_map(|found| found.key);
         let trashed = volumes.trash().await?.into_iter().map(|entry| entry.name.key().clone());
         for key in volumes_of.chain(trashed).filter(|key| key.role() == Role::Trial) {
-            self.destroy_volume(&key).await?;
-            self.forget(&key).await?;
+            let freed = self.destroy_volume(&key).await;
+            outcome = outcome.and(freed).and(self.forget(&key).await);
         }
-        Ok(())
+        outcome
     }
 }

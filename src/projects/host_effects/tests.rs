@@ -666,3 +666,34 @@ async fn a_copy_that_got_no_further_than_the_trash_goes_with_the_last_of_it() {
     lab.effects.forget(&project).await.expect("forgotten");
     assert_eq!(left().await.collect::<Vec<_>>(), [project], "a project's own stays");
 }
+
+/// A snapshot of a tool's own on it, as it may be: nobody waits for that, and it goes when it can.
+#[tokio::test]
+async fn a_copy_that_cannot_be_freed_keeps_nobody_waiting() {
+    let lab = Lab::new();
+    lab.step(Step::CreateVolume).await;
+    let project = lab.record.key.clone();
+    let fork = ProjectRecord { key: project.fork(), ..lab.record.clone() };
+    let other: Key = "p1111111111111111".parse().expect("a key");
+    let trials = [project.trial(), other.trial()];
+    for copy in [&fork.key, &trials[0], &trials[1]] {
+        lab.volumes.fork(&project, copy, &described(&fork)).await.expect("a copy");
+    }
+    lab.volumes.set_held(&fork.key, true);
+    lab.volumes.set_held(&trials[0], true);
+    lab.effects.perform(Step::DestroyVolume, &fork, &lab.settings).await.expect("out of sight");
+    lab.effects.forget(&fork.key).await.expect("forgotten");
+    lab.effects.sweep_trials().await.expect("swept");
+    let left = async || {
+        let trash = lab.effects.trash().await.expect("listed");
+        trash.into_iter().map(|entry| entry.name.key().clone()).collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(left().await, [fork.key.clone(), trials[0].clone()].into());
+    assert_eq!(lab.effects.volumes().await.expect("found").len(), 1, "the project's own");
+    lab.volumes.set_held(&fork.key, false);
+    tokio::time::pause();
+    while left().await.contains(&fork.key) {
+        tokio::time::sleep(Duration::from_mins(1)).await;
+    }
+    assert_eq!(left().await, [trials[0].clone()].into());
+}

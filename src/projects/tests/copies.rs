@@ -235,3 +235,61 @@ async fn a_rule_that_keeps_projects_up_keeps_no_fork_of_theirs() {
     assert!(bench.projects.complete(&fork.key, &token(&fork)).await.expect("released"));
     bench.until("nothing is left of it", async |b| b.projects.list().await.expect("listed").is_empty()).await;
 }
+
+#[tokio::test]
+async fn a_copy_has_the_time_that_it_takes() {
+    let slow = Bench::new(ModelEffects::default()).projects.shared.deadlines;
+    let instant = bench_with(policy()).projects.shared.deadlines;
+    for step in [Step::CloneVolume, Step::TakeSnapshot, Step::Rollback(kiln_domain::SnapshotName::new(1))] {
+        assert!(slow.of(step) > Duration::from_mins(30), "{step:?}: longer than the storage gives itself");
+        assert_eq!(instant.of(step), slow.of(Step::CreateVolume), "{step:?}");
+    }
+}
+
+/// Whatever a trial has left: what stands in its way may be there for good.
+#[tokio::test]
+async fn snapshots_are_tried_out_though_something_of_a_trial_stays() {
+    let bench = bench_with(eager());
+    bench.effects.set_mood(Mood::Littered);
+    build(&bench).await;
+    bench
+        .until("there is a good one", async |b| {
+            let log = b.projects.cache_log(&key()).await.expect("a log");
+            log.first().is_some_and(|snapshot| snapshot.verdict == kiln_domain::Verdict::Good)
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_freed_keeps_nothing_else_in_the_trash() {
+    let bench = Bench::new(ModelEffects::default());
+    let name = |number| crate::host::volumes::TrashName::new(key(), number);
+    for number in 1..4 {
+        bench.effects.throw_away(name(number), kiln_domain::Timestamp::EPOCH, 1);
+    }
+    bench.effects.hold(Some(name(1)));
+    let error = bench.projects.empty_trash().await.expect_err("one stays");
+    let told = error.to_string();
+    assert!(told.contains("2 freed, and 1 not") && told.contains(&name(1).to_string()), "{told}");
+    let left = bench.projects.trash().await.expect("listed");
+    assert_eq!(left.into_iter().map(|(entry, _)| entry.name).collect::<Vec<_>>(), [name(1)]);
+    bench.effects.hold(None);
+    assert_eq!(bench.projects.empty_trash().await.expect("emptied"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn measuring_all_caches_ends_however_many_cannot_be_measured() {
+    let effects = Arc::new(ModelEffects::default());
+    for number in 0..40 {
+        let spec = BuildSpec::new(&format!("github.com/org/repo{number}"), "", "", "amd64").expect("valid");
+        effects.put_on_disk(&Key::of(&spec), 1);
+    }
+    effects.set_unmeasurable();
+    let bench = Bench::in_memory(effects, config(policy()));
+    let began = tokio::time::Instant::now();
+    let usages = bench.projects.cache_usages().await.expect("listed");
+    assert!(began.elapsed() < Duration::from_secs(61), "{:?}", began.elapsed());
+    assert_eq!(usages.len(), 40, "each is told of");
+    assert!(usages.iter().all(|usage| usage.usage.is_none()));
+    assert!(bench.effects.measured() <= 12, "few at a time");
+}

@@ -3,6 +3,7 @@
 mod ageing;
 mod copies;
 mod eviction;
+mod fanout;
 mod heart;
 mod leaps;
 mod past;

@@ -144,6 +144,7 @@ impl Worker {
         let why = match how {
             LeaseEnd::Undelivered => "its answer could not be delivered",
             LeaseEnd::Nameless => "a client that names no build said so",
+            LeaseEnd::Moved => "it went to another daemon of its project",
             _ => "its client said so",
         };
         self.shared.metrics.lease_ended(how);
