@@ -6,14 +6,17 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fd::OwnedFd;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::io::Errno;
-use tokio::io::unix::AsyncFd;
 
 use super::super::command::Failure;
 use super::{blocking, hold_cache};
+
+/// A copy goes on for so long at most when somebody has come: what it reads is in the newcomer's way.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 pub(super) struct Newcomers {
     events: OwnedFd,
@@ -45,25 +48,32 @@ impl Newcomers {
 
     /// Carries `copy` out, or gives it up when somebody comes.
     pub(super) async fn keep_away_from(self, copy: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-        let events = AsyncFd::register(self.events).map_err(|e| Failure::io(&self.cache, e))?;
         let copied = tokio::select! {
             biased;
-            came = events.readable() => {
-                return Err(came.map_or_else(|e| Failure::io(&self.cache, e), |_| busy()));
-            }
+            seen = self.came() => return Err(seen),
             copied = copy => copied,
         };
         // What failed may have failed of that.
-        let mut event = [0_u8; 512];
-        match rustix::io::read(events.get_ref(), &mut event) {
-            Err(Errno::AGAIN) => copied?,
-            Ok(_) => return Err(busy()),
-            Err(error) => return Err(Failure::io(&self.cache, error)),
-        }
+        self.look().and(copied)?;
         blocking(&self.cache, hold_cache).await.map(drop)
     }
-}
 
-fn busy() -> Failure {
-    Failure::Busy { holder: "its project, which goes before a copy".to_owned() }
+    /// Says who is in the way, as soon as somebody is.
+    async fn came(&self) -> Failure {
+        loop {
+            if let Err(seen) = self.look() {
+                return seen;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    fn look(&self) -> Result<(), Failure> {
+        let mut event = [0_u8; 512];
+        match rustix::io::read(&self.events, &mut event) {
+            Err(Errno::AGAIN) => Ok(()),
+            Ok(_) => Err(Failure::Busy { holder: "its project, which goes before a copy".to_owned() }),
+            Err(error) => Err(Failure::io(&self.cache, error)),
+        }
+    }
 }
