@@ -11,7 +11,7 @@ fn full(builds: usize, members: u16) -> Bench {
     effects.set_cheap();
     let fan_out = FanOutPolicy { builds, members, on_host: 8, pressure: None };
     let admission = AdmissionPolicy { running: 1, ..AdmissionPolicy::default() };
-    Bench::with_config(effects, ProjectsConfig { fan_out, admission, ..config(policy()) })
+    Bench::with_config(effects, ProjectsConfig { admission, fan_out, ..config(policy()) })
 }
 
 fn member() -> Key {
