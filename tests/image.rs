@@ -24,7 +24,7 @@ async fn an_image_is_made_once() {
         return;
     };
     let incus = IncusConfig::new(incus.join("unix.socket"), "kiln".to_owned());
-    let mut request = ImageRequest { init, buildkitd, cache, refresh: false, incus };
+    let mut request = ImageRequest { init, buildkitd, base: None, cache, refresh: false, incus };
     let begun = Instant::now();
     let first = build(&request, |line| eprintln!("{line}")).await.expect("an image");
     eprintln!("first {:?}, {} MB", begun.elapsed(), first.bytes / 1_000_000);

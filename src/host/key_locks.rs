@@ -1,30 +1,40 @@
 //! Changes to the objects of one key come one after the other.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use kiln_domain::Key;
 
 /// One mutex per key in use, so that changes to one object come one after the other and others need not wait.
-#[derive(Default)]
-pub(super) struct KeyLocks(Mutex<HashMap<Key, Weak<tokio::sync::Mutex<()>>>>);
+pub(super) struct KeyLocks<K = Key>(Mutex<HashMap<K, Weak<tokio::sync::Mutex<()>>>>);
+
+impl<K> Default for KeyLocks<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
 
 pub(super) type KeyGuard = tokio::sync::OwnedMutexGuard<()>;
 
-impl KeyLocks {
-    pub(super) async fn lock(&self, key: &Key) -> KeyGuard {
+impl<K: Clone + Eq + Hash + Ord> KeyLocks<K> {
+    pub(super) async fn lock(&self, key: &K) -> KeyGuard {
         self.mutex(key).lock_owned().await
     }
 
-    /// Always in the order of the keys: two clones between the same two volumes must not wait for each other.
-    pub(super) async fn lock_both(&self, one: &Key, other: &Key) -> (KeyGuard, Option<KeyGuard>) {
+    /// Always in the order of the keys: two clones between the same two volumes must not wait for each other. Answers with the
+    /// lock of `one`, and with that of `other` if it is another.
+    pub(super) async fn lock_both(&self, one: &K, other: &K) -> (KeyGuard, Option<KeyGuard>) {
         let (first, second) = if one <= other { (one, other) } else { (other, one) };
         let guard = self.lock(first).await;
-        let second = if first == second { None } else { Some(self.lock(second).await) };
-        (guard, second)
+        if first == second {
+            return (guard, None);
+        }
+        let next = self.lock(second).await;
+        if first == one { (guard, Some(next)) } else { (next, Some(guard)) }
     }
 
-    fn mutex(&self, key: &Key) -> Arc<tokio::sync::Mutex<()>> {
+    fn mutex(&self, key: &K) -> Arc<tokio::sync::Mutex<()>> {
         let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mutex) = locks.get(key).and_then(Weak::upgrade) {
             return mutex;

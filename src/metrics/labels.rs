@@ -174,6 +174,8 @@ label! {
         Nameless = "nameless",
         /// Its client never learnt of it.
         Undelivered = "undelivered",
+        /// Its build went to another daemon of its project.
+        Moved = "moved",
         /// At the maximum build age.
         Expired = "expired",
         /// With its project, or by an admin's force.

@@ -3,7 +3,7 @@
 use kiln_domain::{Generation, Key, LeaseToken, TokenHash};
 use kiln_wire::{Credential, RouteResponse};
 
-use super::messages::{Undelivered, Warm};
+use super::messages::{LeftBehind, Undelivered, Warm};
 
 /// How clients reach daemons.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +70,7 @@ pub struct Routed {
     pub(super) standing: Standing,
     pub(super) credential: Option<Credential>,
     pub(super) undelivered: Undelivered,
+    pub(super) left: Option<LeftBehind>,
 }
 
 impl Routed {
@@ -106,5 +107,8 @@ impl Routed {
     /// The answer is with its client.
     pub fn delivered(self) {
         self.undelivered.delivered();
+        if let Some(left) = self.left {
+            left.end();
+        }
     }
 }

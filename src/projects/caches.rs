@@ -1,9 +1,13 @@
 //! [`Projects`]: what is asked of caches: their past, a way back, and where the bytes are.
 
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use kiln_domain::cache::history::newest_good;
 use kiln_domain::plan::{Step, StopWish};
 use kiln_domain::{Key, ProjectRecord, Snapshot, SnapshotName};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::admin::VerbError;
 use super::effects::EffectError;
@@ -11,13 +15,19 @@ use super::handle::{Projects, TRIES};
 use super::messages::Message;
 use crate::host::volumes::{Fullness, Usage};
 
+/// How many caches are measured at a time: where that goes file by file, they compete for the same disk.
+const AT_ONCE: usize = 4;
+
+/// What was not measured until then is left open.
+const MEASURED_WITHIN: Duration = Duration::from_mins(1);
+
 /// One cache, and where its bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheUsage {
     pub key: Key,
     /// `None`: it is a copy or a remainder of no project in the database.
     pub record: Option<ProjectRecord>,
-    /// `None`: it went away while it was measured, or cannot be measured.
+    /// `None`: it went away while it was measured, or cannot be measured, or not in time.
     pub usage: Option<Usage>,
 }
 
@@ -82,18 +92,26 @@ impl Projects {
     /// Of every cache on the host; the largest first.
     pub async fn cache_usages(&self) -> Result<Vec<CacheUsage>, VerbError> {
         let volumes = self.look(self.shared.effects.volumes()).await?;
-        let mut usages = Vec::new();
-        for key in volumes.into_iter().filter_map(|volume| volume.key) {
-            let record = self.shared.store.project(&key).await?;
-            // One that cannot be measured does not hide the others.
-            let usage = self.look(self.shared.effects.usage(&key)).await.unwrap_or_else(|error| {
-                tracing::debug!(%key, %error, "a cache could not be measured");
-                None
-            });
-            usages.push(CacheUsage { key, record, usage });
-        }
+        let until = Instant::now() + MEASURED_WITHIN;
+        let keys = volumes.into_iter().filter_map(|volume| volume.key);
+        let measured = futures_util::stream::iter(keys.map(|key| self.measured(key, until)));
+        let mut usages: Vec<CacheUsage> = measured.buffer_unordered(AT_ONCE).try_collect().await?;
         usages.sort_by_key(|usage| std::cmp::Reverse(usage.usage.map_or(0, |usage| usage.used)));
         Ok(usages)
+    }
+
+    /// One that cannot be measured in time does not hide the others.
+    async fn measured(&self, key: Key, until: Instant) -> Result<CacheUsage, VerbError> {
+        let record = self.shared.store.project(&key).await?;
+        let mut usage = None;
+        if Instant::now() < until {
+            match tokio::time::timeout_at(until, self.look(self.shared.effects.usage(&key))).await {
+                Ok(Ok(known)) => usage = known,
+                Ok(Err(error)) => tracing::debug!(%key, %error, "a cache could not be measured"),
+                Err(_elapsed) => tracing::debug!(%key, "a cache could not be measured in time"),
+            }
+        }
+        Ok(CacheUsage { key, record, usage })
     }
 
     /// Of the storage that all caches share.

@@ -199,6 +199,8 @@ impl EffectError {
 pub struct StepDeadlines {
     pub observe: Duration,
     pub create_volume: Duration,
+    /// A copy of a whole cache, on storage where that is no instant.
+    pub copy_volume: Duration,
     /// Freeing walks through what is freed, on storage that has no better way.
     pub destroy_volume: Duration,
     pub write_files: Duration,
@@ -220,18 +222,22 @@ impl StepDeadlines {
     /// For the runtime's side of a question.
     const ASK_MARGIN: Duration = Duration::from_secs(5);
 
+    /// Where a copy is an instant, one that takes long hangs.
+    #[must_use]
+    pub(super) fn where_copies_are_instant(self, instant: bool) -> Self {
+        if instant { Self { copy_volume: self.create_volume, ..self } } else { self }
+    }
+
     pub fn of(&self, step: Step) -> Duration {
         match step {
             Step::CreateVolume
-            | Step::CloneVolume
             | Step::Discard
             | Step::DiscardCache
-            | Step::Rollback(_)
             | Step::ListSnapshots
-            | Step::TakeSnapshot
             | Step::DestroySnapshot(_)
             | Step::Measure
             | Step::Resize(_) => self.create_volume,
+            Step::CloneVolume | Step::TakeSnapshot | Step::Rollback(_) => self.copy_volume,
             Step::DestroyVolume => self.destroy_volume,
             Step::WriteFiles => self.write_files,
             Step::CreateInstance => self.create_instance,
@@ -252,6 +258,8 @@ impl Default for StepDeadlines {
             // Above what a runtime gives itself for an answer: it can say what it waited for.
             observe: Duration::from_secs(20),
             create_volume: Duration::from_secs(60),
+            // Above what the storage gives itself for a walk through a cache.
+            copy_volume: Duration::from_mins(32),
             destroy_volume: Duration::from_mins(10),
             write_files: Duration::from_secs(60),
             create_instance: Duration::from_secs(120),

@@ -72,13 +72,13 @@ impl Projects {
         }
     }
 
-    /// Gives up the snapshots of a project but those that one would go back to.
-    async fn thin(&self, key: &Key) -> Result<(), VerbError> {
+    /// Gives up the snapshots of a project that do not have to be kept.
+    pub(super) async fn thin(&self, key: &Key, keep: HistoryPolicy) -> Result<(), VerbError> {
         for _ in 0..TRIES {
             let worker = self.registry.worker(&self.shared, key, None).await?;
             let worker = worker.ok_or_else(|| VerbError::Unknown(key.clone()))?;
             let (reply, answer) = oneshot::channel();
-            if worker.mailbox.send(Message::Thin { reply }).await.is_err() {
+            if worker.mailbox.send(Message::Thin { keep, reply }).await.is_err() {
                 continue;
             }
             match tokio::time::timeout(THIN_PATIENCE, answer).await {
@@ -335,7 +335,9 @@ impl Evictor {
         let text = format!("{went}{about}: {reason}");
         let done = match &what {
             Some(name) => self.purge(name).await,
-            None if kind == Kind::Snapshots => self.projects.thin(&key).await.map_err(|error| error.to_string()),
+            None if kind == Kind::Snapshots => {
+                self.projects.thin(&key, HistoryPolicy::LEAST).await.map_err(|error| error.to_string())
+            }
             None => {
                 let evicted = self.projects.take_down(&key, StopWish::Evict, false, Some(&text)).await;
                 evicted.map_err(|error| error.to_string())

@@ -6,11 +6,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kiln_domain::cache::fanout::{Choice, FanOutPolicy, Load, Reach, choose, least_loaded};
-use kiln_domain::{Identity, Key, Phase, Role};
+use kiln_domain::{Identity, Key, LeaseToken, Phase, Role};
+use tokio::time::Instant;
 
-use super::handle::Projects;
+use super::answer::Routed;
+use super::handle::{Projects, RouteError, not_ready};
+use super::messages::{LeftBehind, Renewing, Undelivered};
 use super::registry::WorkerHandle;
 
 /// Branches that are remembered; whoever has more begins anew.
@@ -108,6 +112,79 @@ impl Projects {
         }
     }
 
+    /// A member that cannot be had is no reason to refuse a build that the others can take.
+    pub(super) async fn lease_somewhere(
+        &self,
+        identity: Identity,
+        wait: Option<Duration>,
+        branch: Option<&str>,
+    ) -> Result<Routed, RouteError> {
+        let (identity, _counted) = self.place(identity, branch);
+        let (now, is_member) = (Instant::now(), matches!(identity.key.role(), Role::Member(_)));
+        let deadline = now + self.config.route_wait;
+        let lease = async |identity: &Identity, until: Instant| match wait {
+            Some(wait) => self.lease(identity, wait).await,
+            None => self.lease_when_ready(identity, until).await,
+        };
+        // Whoever waits for a member in vain has to have time for another.
+        let first = if is_member { now + self.config.route_wait / 2 } else { deadline };
+        match lease(&identity, first).await {
+            Err(error) if is_member && !matches!(error, RouteError::Closing) => {
+                let other = self.place_without(&identity);
+                tracing::info!(key = %identity.key, instead = %other.key, %error, "a member cannot take a build");
+                lease(&other, deadline).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// A lease that its client has from an earlier answer.
+    pub(super) async fn resume(
+        &self,
+        identity: &Identity,
+        token: LeaseToken,
+        patience: Duration,
+    ) -> Result<Routed, RouteError> {
+        let key = &self.holder_of(identity, &token).await?;
+        // Whoever has no lease makes no project by asking for it.
+        let worker = self.registry.worker(&self.shared, key, None).await?.ok_or(RouteError::Gone)?;
+        let Some(Renewing { lease, renewed: Some(renewed) }) = worker.renew(&token).await else {
+            return Err(RouteError::Gone);
+        };
+        renewed.await?;
+        let (addressing, standing) = (self.config.addressing.clone(), worker.standing());
+        let routed = Routed {
+            addressing,
+            key: key.clone(),
+            lease: lease.token.clone(),
+            token,
+            standing,
+            credential: None,
+            undelivered: Undelivered::nothing(),
+            left: None,
+        };
+        match unless_away(key, &worker, self.stay(&worker, routed, patience)).await {
+            Err(error) if let Role::Member(number) = key.role() => {
+                let other = self.place_without(&Identity::member(identity.spec.clone(), number));
+                tracing::info!(%key, instead = %other.key, %error, "a build moves on from a member that cannot be had");
+                let routed = self.lease(&other, patience).await?;
+                let left = LeftBehind { mailbox: worker.mailbox.clone(), token: lease.token };
+                Ok(Routed { left: Some(left), ..routed })
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Which of a project's daemons a lease is for.
+    async fn holder_of(&self, identity: &Identity, token: &LeaseToken) -> Result<Key, RouteError> {
+        if identity.key.role() != Role::Project {
+            return Ok(identity.key.clone());
+        }
+        let (key, _) = self.shared.store.lease(&token.hash()).await?.ok_or(RouteError::Gone)?;
+        let own = key.project() == identity.key && matches!(key.role(), Role::Project | Role::Member(_));
+        if own { Ok(key) } else { Err(RouteError::Gone) }
+    }
+
     /// Where a copy of a cache costs as much as the cache, there is no fan-out.
     fn fan_out(&self, project: &Key) -> FanOutPolicy {
         let own = self.registry.get(project).and_then(|worker| worker.load.members());
@@ -143,9 +220,29 @@ impl Projects {
 }
 
 fn reach(worker: &WorkerHandle) -> Reach {
-    match worker.status.borrow().phase {
+    let status = worker.status.borrow();
+    match status.phase {
         Some(Phase::Warm) => Reach::Up,
+        // Nobody knows when it gets its place among the starts.
+        _ if status.queue.is_some() => Reach::Away,
         None | Some(Phase::Absent | Phase::Provisioning | Phase::Starting | Phase::Rolling) => Reach::Coming,
         Some(Phase::Idle | Phase::Draining | Phase::Removing | Phase::Failed { .. }) => Reach::Away,
+    }
+}
+
+/// A member that failed, or has to wait for its place among the starts, is not waited for: the others take its builds.
+pub(super) async fn unless_away<T>(
+    key: &Key,
+    worker: &WorkerHandle,
+    wait: impl Future<Output = Result<T, RouteError>>,
+) -> Result<T, RouteError> {
+    if !matches!(key.role(), Role::Member(_)) {
+        return wait.await;
+    }
+    let began = Instant::now();
+    tokio::select! {
+        biased;
+        () = worker.cannot_be_had() => Err(not_ready(worker, began.elapsed())),
+        waited = wait => waited,
     }
 }

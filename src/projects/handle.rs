@@ -9,7 +9,7 @@ use kiln_domain::admission::AdmissionPolicy;
 use kiln_domain::cache::{EvictionPolicy, FanOutPolicy, ForkBounds};
 use kiln_domain::project::PullRequestError;
 use kiln_domain::settings::HostSize;
-use kiln_domain::{AddressPool, BuildSpec, Identity, Key, Lease, LeaseToken, Policy, Role, Rules, Settings};
+use kiln_domain::{AddressPool, BuildSpec, Identity, Key, Lease, LeaseToken, Policy, Rules, Settings};
 use kiln_wire::{Credential, RouteResponse};
 use std::net::SocketAddrV4;
 use thiserror::Error;
@@ -19,9 +19,9 @@ use tokio::time::Instant;
 use super::admission::{Admission, QueueFigures};
 use super::answer::{Addressing, Ready, Routed, Standing};
 use super::effects::{Effects, StepDeadlines};
-use super::fanout::Spread;
+use super::fanout::{Spread, unless_away};
 use super::forks::ComingForks;
-use super::messages::{Granted, Message, Refusal, RefusalKind, Releasing, Renewing, Undelivered};
+use super::messages::{Granted, Message, Refusal, RefusalKind, Releasing, Renewing};
 use super::registry::{Registry, Shared, WorkerHandle};
 use super::trials::Trials;
 use crate::clock::{Clock, rfc3339};
@@ -222,7 +222,7 @@ impl Projects {
             defaults: config.defaults.clone(),
             rules: config.rules.clone(),
             host_size: config.host_size,
-            deadlines: config.deadlines,
+            deadlines: config.deadlines.where_copies_are_instant(cheap),
             addresses: config.addresses,
         };
         let projects = Self {
@@ -252,34 +252,8 @@ impl Projects {
         Ok(routed.with_credential(credential))
     }
 
-    /// A member that cannot be had is no reason to refuse a build that the others can take.
-    async fn lease_somewhere(
-        &self,
-        identity: Identity,
-        wait: Option<Duration>,
-        branch: Option<&str>,
-    ) -> Result<Routed, RouteError> {
-        let (identity, _counted) = self.place(identity, branch);
-        let (now, is_member) = (Instant::now(), matches!(identity.key.role(), Role::Member(_)));
-        let deadline = now + self.config.route_wait;
-        let lease = async |identity: &Identity, until: Instant| match wait {
-            Some(wait) => self.lease(identity, wait).await,
-            None => self.lease_when_ready(identity, until).await,
-        };
-        // Whoever waits for a member in vain has to have time for another.
-        let first = if is_member { now + self.config.route_wait / 2 } else { deadline };
-        match lease(&identity, first).await {
-            Err(error) if is_member && !matches!(error, RouteError::Closing) => {
-                let other = self.place_without(&identity);
-                tracing::info!(key = %identity.key, instead = %other.key, %error, "a member cannot take a build");
-                lease(&other, deadline).await
-            }
-            outcome => outcome,
-        }
-    }
-
     /// The way of the reference's clients: nothing is promised before the daemon answers.
-    async fn lease_when_ready(&self, identity: &Identity, deadline: Instant) -> Result<Routed, RouteError> {
+    pub(super) async fn lease_when_ready(&self, identity: &Identity, deadline: Instant) -> Result<Routed, RouteError> {
         let token = LeaseToken::from_random(self.entropy.token()?);
         for _ in 0..TRIES {
             let worker = self.worker(identity).await?;
@@ -288,7 +262,8 @@ impl Projects {
             if worker.mailbox.send(message).await.is_err() {
                 continue;
             }
-            match self.wait(&worker, deadline.saturating_duration_since(Instant::now()), answer).await? {
+            let wait = self.wait(&worker, deadline.saturating_duration_since(Instant::now()), answer);
+            match unless_away(&identity.key, &worker, wait).await? {
                 Some(Err(leaving @ Refusal { kind: RefusalKind::Leaving, .. })) => {
                     self.let_it_leave(&worker, leaving, deadline).await?;
                 }
@@ -306,7 +281,7 @@ impl Projects {
     }
 
     /// The lease first, and then as much of the wait as the caller has patience for.
-    async fn lease(&self, identity: &Identity, patience: Duration) -> Result<Routed, RouteError> {
+    pub(super) async fn lease(&self, identity: &Identity, patience: Duration) -> Result<Routed, RouteError> {
         let token = LeaseToken::from_random(self.entropy.token()?);
         let deadline = Instant::now() + patience.min(self.config.route_wait) + LEAVES_WITHIN;
         for _ in 0..TRIES {
@@ -322,7 +297,7 @@ impl Projects {
                 }
                 Ok(granted) => {
                     let routed = self.granted(&identity.key, &worker, token, granted?).await?;
-                    return self.stay(&worker, routed, patience).await;
+                    return unless_away(&identity.key, &worker, self.stay(&worker, routed, patience)).await;
                 }
                 Err(_) => {}
             }
@@ -344,39 +319,27 @@ impl Projects {
             None => worker.standing(),
         };
         let addressing = self.config.addressing.clone();
-        Ok(Routed { addressing, key: key.clone(), lease: lease.token, token, standing, credential: None, undelivered })
-    }
-
-    /// A lease that its client has from an earlier answer.
-    async fn resume(&self, identity: &Identity, token: LeaseToken, patience: Duration) -> Result<Routed, RouteError> {
-        let key = &self.holder_of(identity, &token).await?;
-        // Whoever has no lease makes no project by asking for it.
-        let worker = self.registry.worker(&self.shared, key, None).await?.ok_or(RouteError::Gone)?;
-        let Some(Renewing { lease, renewed: Some(renewed) }) = worker.renew(&token).await else {
-            return Err(RouteError::Gone);
-        };
-        renewed.await?;
-        let (addressing, standing) = (self.config.addressing.clone(), worker.standing());
-        let undelivered = Undelivered::nothing();
-        let routed =
-            Routed { addressing, key: key.clone(), lease: lease.token, token, standing, credential: None, undelivered };
-        self.stay(&worker, routed, patience).await
-    }
-
-    /// Which of a project's daemons a lease is for.
-    async fn holder_of(&self, identity: &Identity, token: &LeaseToken) -> Result<Key, RouteError> {
-        if identity.key.role() != Role::Project {
-            return Ok(identity.key.clone());
-        }
-        let (key, _) = self.shared.store.lease(&token.hash()).await?.ok_or(RouteError::Gone)?;
-        let own = key.project() == identity.key && matches!(key.role(), Role::Project | Role::Member(_));
-        if own { Ok(key) } else { Err(RouteError::Gone) }
+        Ok(Routed {
+            addressing,
+            key: key.clone(),
+            lease: lease.token,
+            token,
+            standing,
+            credential: None,
+            undelivered,
+            left: None,
+        })
     }
 
     /// Waits with a lease in hand. What may pass is told as where the daemon stands, and the lease stays with its client;
     /// what somebody has to mend first is an error, or its client would poll until its patience is over. A lease that was
     /// made for this answer goes with it, one from before stays.
-    async fn stay(&self, worker: &WorkerHandle, mut routed: Routed, patience: Duration) -> Result<Routed, RouteError> {
+    pub(super) async fn stay(
+        &self,
+        worker: &WorkerHandle,
+        mut routed: Routed,
+        patience: Duration,
+    ) -> Result<Routed, RouteError> {
         if matches!(routed.standing, Standing::Ready(_)) {
             return Ok(routed);
         }
@@ -512,12 +475,7 @@ impl Projects {
                 leaving.mailbox = None;
                 Ok(answer.ok())
             }
-            Err(_elapsed) => {
-                let status = worker.status.borrow().clone();
-                let standing = || status.phase.as_ref().map_or_else(|| "not looked at".to_owned(), ToString::to_string);
-                let phase = status.step.map_or_else(standing, |step| format!("busy with: {step}"));
-                Err(RouteError::NotReady { after, phase, reason: status.reason, queue: status.queue })
-            }
+            Err(_elapsed) => Err(not_ready(worker, after)),
         }
     }
 
@@ -552,6 +510,14 @@ impl Projects {
     pub fn queue(&self) -> QueueFigures {
         self.shared.admission.figures()
     }
+}
+
+/// Where a daemon stands that did not come.
+pub(super) fn not_ready(worker: &WorkerHandle, after: Duration) -> RouteError {
+    let status = worker.status.borrow().clone();
+    let standing = || status.phase.as_ref().map_or_else(|| "not looked at".to_owned(), ToString::to_string);
+    let phase = status.step.map_or_else(standing, |step| format!("busy with: {step}"));
+    RouteError::NotReady { after, phase, reason: status.reason, queue: status.queue }
 }
 
 /// A wait that ends without its answer: the worker counts those who wait anew, and may give up its place.

@@ -1,6 +1,6 @@
 //! [`Effects`] on the real host: volumes, files, runtime and probe, tied together and nothing decided.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,6 +34,9 @@ const TOML: &str = "buildkitd.toml";
 
 /// The property that names the pull request of a fork.
 pub(super) const PULL_REQUEST: &str = "pull_request";
+
+/// The property of a volume that says what it has grown to, in bytes.
+pub(super) const SIZE: &str = "size";
 
 /// What all daemons of this host have in common.
 #[derive(Debug, Clone)]
@@ -78,8 +81,17 @@ pub struct HostEffects {
     config: HostEffectsConfig,
     parts: HostParts,
     targets: Mutex<HashMap<Key, (Timestamp, DaemonTarget)>>,
-    /// When the isolation of each was last proven.
-    proven: Mutex<HashMap<Key, Timestamp>>,
+    /// The last proof of isolation of each.
+    proven: Mutex<HashMap<Key, Proof>>,
+    /// What of copies is in the trash until it can be freed.
+    held: Arc<Mutex<BTreeSet<TrashName>>>,
+}
+
+/// That a run of an instance is kept apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Proof {
+    incarnation: String,
+    at: Timestamp,
 }
 
 /// A probe's own credential. Renewed at half its life, so that one always lasts longer than any wait.
@@ -97,7 +109,7 @@ const SETTLE_PATIENCE: Duration = StepDeadlines::SETTLE;
 
 impl HostEffects {
     pub fn new(config: HostEffectsConfig, parts: HostParts) -> Self {
-        Self { config, parts, targets: Mutex::default(), proven: Mutex::default() }
+        Self { config, parts, targets: Mutex::default(), proven: Mutex::default(), held: Arc::default() }
     }
 
     pub fn runtime_name(&self) -> &'static str {
@@ -244,25 +256,39 @@ impl HostEffects {
         }
         self.proven().remove(&record.key);
         let spec = self.spec_on_host(record, settings).await?;
+        // Before the proof: should another run follow meanwhile, it is the other that is not proven.
+        let InstanceState::Running { incarnation, .. } = self.parts.runtime.look(&spec).await? else {
+            let log = self.parts.runtime.last_words(&spec).await;
+            return Err(EffectError::Exited { key: record.key.clone(), log });
+        };
         self.parts.runtime.prove_isolation(&spec).await.map_err(|error| match error {
             source @ RuntimeError::NotIsolated { .. } => EffectError::NotIsolated { key: record.key.clone(), source },
             error => error.into(),
         })?;
-        self.proven().insert(record.key.clone(), self.parts.clock.now());
+        self.proven().insert(record.key.clone(), Proof { incarnation, at: self.parts.clock.now() });
         Ok(())
+    }
+
+    /// Whether builds may be sent to this run, as far as isolation goes. How old the proof is, the probes see to.
+    fn may_serve(&self, record: &ProjectRecord, incarnation: &str) -> bool {
+        lane_of(record) == Lane::Trusted
+            || self.proven().get(&record.key).is_some_and(|proof| proof.incarnation == incarnation)
     }
 
     /// As [`Self::prove_isolation`], where the last proof is old.
     async fn prove_isolation_again(&self, record: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
         let now = self.parts.clock.now();
-        let is_new = |proven: &Timestamp| now >= *proven && now.since(*proven) < PROOF_RENEWED;
+        let is_new = |proof: &Proof| {
+            let of_this_run = record.incarnation.as_ref() == Some(&proof.incarnation);
+            of_this_run && now >= proof.at && now.since(proof.at) < PROOF_RENEWED
+        };
         if self.proven().get(&record.key).is_some_and(is_new) {
             return Ok(());
         }
         self.prove_isolation(record, settings).await
     }
 
-    fn proven(&self) -> MutexGuard<'_, HashMap<Key, Timestamp>> {
+    fn proven(&self) -> MutexGuard<'_, HashMap<Key, Proof>> {
         self.proven.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -414,7 +440,8 @@ impl Effects for HostEffects {
             InstanceState::HalfMade { why } => InstanceSeen::HalfMade { why },
             InstanceState::Stopped { outdated } => InstanceSeen::Stopped { outdated: in_words(&outdated) },
             InstanceState::Running { incarnation, outdated } => {
-                let serving = self.is_serving(record).await?;
+                // K7: however it answers, one that is not proven is waited for, which proves it.
+                let serving = self.may_serve(record, &incarnation) && self.is_serving(record).await?;
                 InstanceSeen::Running { incarnation, serving, outdated: in_words(&outdated) }
             }
         };
@@ -451,7 +478,7 @@ impl Effects for HostEffects {
             }
             Step::TakeSnapshot => return self.take_snapshot(record).await,
             Step::Measure => return Ok(Done::Measured(volumes.fill(&record.key).await?)),
-            Step::Resize(to) => volumes.resize(&record.key, Some(to)).await?,
+            Step::Resize(to) => self.resize(record, to).await?,
             Step::DestroySnapshot(name) => volumes.destroy_snapshot(&record.key, name).await?,
             Step::StopInstance(how) => {
                 let bound = match how {
@@ -628,11 +655,13 @@ pub(super) fn properties(record: &ProjectRecord) -> Properties {
     .collect()
 }
 
-/// What a volume carries beyond that: what was set for the project, which nothing else on the host tells of.
+/// What a volume carries beyond that: what was set for the project, and what its cache has grown to. Nothing else on the host
+/// tells of either, and a cache that comes back smaller than what is in it is collected down to that.
 fn described(record: &ProjectRecord) -> Properties {
     let mut properties = properties(record);
     // A struct of plain values always has a JSON form.
     properties.insert("settings".to_owned(), serde_json::to_string(&record.settings).unwrap_or_default());
+    properties.extend(record.cache.size.map(|size| (SIZE.to_owned(), size.to_string())));
     properties
 }
 

@@ -1,13 +1,16 @@
-//! The trash: what was thrown away, and when it goes for good.
+//! What grows too old: in the trash, and of the snapshots of projects that nobody builds.
 //!
-//! By age; when the caches' storage is nearly full, it goes earlier (`eviction.rs`). Nothing but the trash is ever freed here.
+//! When the caches' storage is nearly full, both go earlier (`eviction.rs`). Nothing but the trash is freed here: snapshots are
+//! their workers' business, who are asked.
 
 use std::time::Duration;
 
-use kiln_domain::{Key, Phase, Timestamp};
+use kiln_domain::cache::history::surplus;
+use kiln_domain::{Key, Phase, Role, Step, Timestamp};
 
 use tokio::time::Instant;
 
+use super::admin::VerbError;
 use super::effects::EffectError;
 use super::handle::Projects;
 use super::reconcile::ReconcileError;
@@ -17,8 +20,14 @@ use crate::host::volumes::{ParseNameError, TrashName, Trashed, VolumeError};
 /// The trash is looked through this often at least.
 const LOOK_EVERY: Duration = Duration::from_mins(10);
 
+/// Snapshots are kept for days.
+const THIN_EVERY: Duration = Duration::from_hours(24);
+
 /// Freeing a large cache takes its time; one that hangs must not keep the next from being freed for ever.
 pub(super) const PURGE_PATIENCE: Duration = Duration::from_mins(10);
+
+/// Of what could not be freed the first tell the story.
+const TOLD: usize = 5;
 
 impl Projects {
     /// What is in the trash, and when each goes by age.
@@ -77,15 +86,23 @@ impl Projects {
         Ok(there)
     }
 
-    /// Frees all of it for good, and says how many there were.
-    pub async fn empty_trash(&self) -> Result<u64, EffectError> {
-        let mut freed = 0;
-        for entry in self.shared.effects.trash().await? {
-            self.shared.effects.purge(&entry.name).await?;
-            self.note("purged", format!("{} was freed for good, as an admin asked", entry.name));
-            freed += 1;
+    /// Frees all of it for good, and says how many there were; or, after all others, which could not be freed.
+    pub async fn empty_trash(&self) -> Result<u64, VerbError> {
+        let trash = self.shared.effects.trash().await.map_err(|error| failed(&error, error.in_words()))?;
+        let (mut freed, mut kept) = (0, Vec::new());
+        for entry in trash {
+            match self.shared.effects.purge(&entry.name).await {
+                Ok(()) => {
+                    self.note("purged", format!("{} was freed for good, as an admin asked", entry.name));
+                    freed += 1;
+                }
+                Err(error) => kept.push(error),
+            }
         }
-        Ok(freed)
+        let Some(first) = kept.first() else { return Ok(freed) };
+        let told: Vec<String> = kept.iter().take(TOLD).map(EffectError::in_words).collect();
+        let more = if kept.len() > TOLD { "; and more of the same" } else { "" };
+        Err(failed(first, format!("{freed} freed, and {} not: {}{more}", kept.len(), told.join("; "))))
     }
 
     pub(super) async fn empty_trash_by_age(&self) {
@@ -101,6 +118,45 @@ impl Projects {
             let wait = next.map_or(LOOK_EVERY, |at| at.since(self.shared.clock.now()).min(LOOK_EVERY));
             tokio::time::sleep(wait.max(Duration::from_secs(1))).await;
         }
+    }
+
+    /// The worker of a project that is built sees which of its snapshots have had their time; the others have none.
+    pub(super) async fn thin_by_age(&self) {
+        let mut calm = Calm::new(self.shared.clock.now());
+        let mut last: Option<Instant> = None;
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let now = self.shared.clock.now();
+            let due = last.is_none_or(|last| last.elapsed() >= THIN_EVERY);
+            if !calm.holds(now) || !due {
+                continue;
+            }
+            match self.thin_what_is_old(now).await {
+                Ok(()) => last = Some(Instant::now()),
+                Err(error) => tracing::warn!(%error, "the snapshots could not be looked through; trying again later"),
+            }
+        }
+    }
+
+    /// Has those snapshots given up that have had their time by `now`. What cannot be looked at is looked at the next time.
+    pub(super) async fn thin_what_is_old(&self, now: Timestamp) -> Result<(), EffectError> {
+        let (effects, after) = (&self.shared.effects, self.shared.deadlines.of(Step::ListSnapshots));
+        let keys = effects.volumes().await?.into_iter().filter_map(|volume| volume.key);
+        for key in keys.filter(|key| key.role() == Role::Project) {
+            let listed = tokio::time::timeout(after, effects.snapshots(&key)).await;
+            let timed_out = EffectError::TimedOut { step: Step::ListSnapshots.name(), after };
+            let old = match listed.unwrap_or(Err(timed_out)) {
+                Ok(all) => !surplus(&all, now, &self.shared.policy.history).is_empty(),
+                Err(error) => {
+                    tracing::debug!(%key, %error, "its snapshots could not be looked at");
+                    false
+                }
+            };
+            if old && let Err(error) = self.thin(&key, self.shared.policy.history).await {
+                tracing::debug!(%key, %error, "its old snapshots stay for now");
+            }
+        }
+        Ok(())
     }
 
     /// Answers when the next is due. `by_age`: whether the clock can be trusted with that.
@@ -145,11 +201,15 @@ impl Calm {
         let expected = self.anchor.0.plus(self.anchor.1.elapsed());
         self.anchor = (now, Instant::now());
         if now.since(expected).max(expected.since(now)) > Self::LEAP {
-            tracing::warn!("the clock has leapt; nothing in the trash is taken to be old for a while");
+            tracing::warn!("the clock has leapt; nothing is taken to be old for a while");
             self.since = Instant::now();
         }
         self.since.elapsed() >= Self::LONG_ENOUGH
     }
+}
+
+fn failed(error: &EffectError, text: String) -> VerbError {
+    VerbError::Failed { text, retryable: error.is_retryable() }
 }
 
 /// Two caches cannot have one place, and neither is thrown away unasked.

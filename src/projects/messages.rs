@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::explain::Explanation;
 use kiln_domain::plan::StopWish;
 use kiln_domain::{Generation, Identity, Key, Lease, Phase, Settings, Snapshot, SnapshotName, TokenHash, Verdict};
@@ -82,8 +83,9 @@ pub(super) enum Message {
     Snapshot {
         reply: oneshot::Sender<Result<Option<Snapshot>, StopRefusal>>,
     },
-    /// Give up all snapshots but those that one would go back to: the storage is full.
+    /// Look which snapshots there are, and give up those that do not have to be kept.
     Thin {
+        keep: HistoryPolicy,
         reply: oneshot::Sender<Result<(), StopRefusal>>,
     },
     /// It was tried out.
@@ -314,13 +316,30 @@ impl Undelivered {
 
 impl Drop for Undelivered {
     fn drop(&mut self) {
-        let Some((mailbox, token)) = self.release.take() else { return };
-        let message = Message::Complete { token, how: LeaseEnd::Undelivered, reply: None };
-        if let Err(mpsc::error::TrySendError::Full(message)) = mailbox.try_send(message) {
-            // Only a full mailbox takes a task; without a runtime the process is ending and the lease's grace ends it.
-            if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-                runtime.spawn(async move { mailbox.send(message).await });
-            }
+        if let Some((mailbox, token)) = self.release.take() {
+            release(mailbox, token, LeaseEnd::Undelivered);
+        }
+    }
+}
+
+/// A lease that its build has left for another daemon of its project; it ends when its client knows of the other.
+pub(super) struct LeftBehind {
+    pub(super) mailbox: mpsc::Sender<Message>,
+    pub(super) token: TokenHash,
+}
+
+impl LeftBehind {
+    pub(super) fn end(self) {
+        release(self.mailbox, self.token, LeaseEnd::Moved);
+    }
+}
+
+fn release(mailbox: mpsc::Sender<Message>, token: TokenHash, how: LeaseEnd) {
+    let message = Message::Complete { token, how, reply: None };
+    if let Err(mpsc::error::TrySendError::Full(message)) = mailbox.try_send(message) {
+        // Only a full mailbox takes a task; without a runtime the process is ending and the lease's grace ends it.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { mailbox.send(message).await });
         }
     }
 }

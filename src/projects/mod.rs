@@ -12,7 +12,7 @@
 //! | `handle.rs` | [`Projects`]: route, prewarm, renew, complete, connect |
 //! | `admin.rs` | stop, remove, set, why, list, show |
 //! | `reconcile.rs` | the start, and the database held against the host: orphans, rebuilds |
-//! | `janitor.rs` | the trash |
+//! | `janitor.rs` | the trash, and what else grows too old |
 //! | `eviction.rs` | what goes when storage or memory runs short |
 //! | `fanout.rs` | which of a project's daemons takes a build |
 //! | `trials.rs` | snapshots, tried out |

@@ -10,8 +10,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use disk::Disk;
 use kiln_domain::admission::HostLoad;
+use kiln_domain::cache::size::Fill;
 use kiln_domain::health::Probed;
-use kiln_domain::plan::{Done, InstanceSeen, Observed, Step};
+use kiln_domain::plan::{Done, FilesSeen, InstanceSeen, Observed, Step, VolumeSeen};
 use kiln_domain::{Key, ProjectRecord, Settings, Snapshot, SnapshotName, Timestamp, Verdict};
 use tokio::sync::{Semaphore, broadcast};
 
@@ -30,6 +31,8 @@ pub enum Mood {
     Full(Step),
     /// Untrusted code is found to reach what it must not.
     Leaky,
+    /// What trials have left cannot be removed.
+    Littered,
     /// The step succeeds and its answer is lost.
     Lossy(Step),
     /// Nothing can be seen.
@@ -48,6 +51,8 @@ struct Host {
     builds: u32,
     /// No daemon answers.
     hangs: bool,
+    /// Whether untrusted code is kept apart cannot be told.
+    unproven: bool,
     /// Whose steps never end.
     stuck: Option<Key>,
     load: HostLoad,
@@ -62,6 +67,10 @@ struct Host {
     /// What a trial finds.
     verdict: Verdict,
     pressure: HashMap<Key, f64>,
+    /// What each volume holds and may hold; `None`: nothing bounds them.
+    fill: Option<Fill>,
+    /// What of the trash cannot be freed.
+    held: Option<TrashName>,
 }
 
 impl Host {
@@ -116,6 +125,7 @@ impl Default for ModelEffects {
             mood: Mood::default(),
             builds: 0,
             hangs: false,
+            unproven: false,
             stuck: None,
             load: HostLoad::default(),
             found: Survey::default(),
@@ -125,6 +135,8 @@ impl Default for ModelEffects {
             damaged: HashMap::new(),
             verdict: Verdict::Good,
             pressure: HashMap::new(),
+            fill: None,
+            held: None,
         };
         Self {
             host: Mutex::new(host),
@@ -177,6 +189,11 @@ impl ModelEffects {
         self.host().hangs = hangs;
     }
 
+    /// Whether nobody can tell from now on that untrusted code is kept apart.
+    pub fn set_unproven(&self, unproven: bool) {
+        self.host().unproven = unproven;
+    }
+
     /// Every step for this project hangs from now on.
     pub fn set_stuck(&self, key: Option<Key>) {
         self.host().stuck = key;
@@ -215,6 +232,11 @@ impl ModelEffects {
         self.host().disk.measured
     }
 
+    /// Whoever measures a cache from now on waits for ever.
+    pub fn set_unmeasurable(&self) {
+        self.host().disk.unmeasurable = true;
+    }
+
     pub fn set_found(&self, found: Survey) {
         self.host().found = found;
     }
@@ -234,6 +256,11 @@ impl ModelEffects {
         self.host().verdict = verdict;
     }
 
+    /// This cannot be freed from now on, and all else can.
+    pub fn hold(&self, name: Option<TrashName>) {
+        self.host().held = name;
+    }
+
     /// No daemon opens the cache any more, until it goes back or begins anew.
     pub fn damage(&self, key: &Key, says: &str) {
         self.host().damaged.insert(key.clone(), says.to_owned());
@@ -241,6 +268,12 @@ impl ModelEffects {
 
     pub fn snapshots_of(&self, key: &Key) -> Vec<Snapshot> {
         self.host().snapshots.get(key).cloned().unwrap_or_default()
+    }
+
+    /// What every volume holds and may hold from now on, until it is given more.
+    pub fn set_fill(&self, used: u64, size: u64) {
+        let available = size.saturating_sub(used);
+        self.host().fill = Some(Fill { used, size, available, inodes_available: None });
     }
 
     /// The instance is not as it would be made today.
@@ -282,6 +315,12 @@ impl ModelEffects {
         }
     }
 
+    /// It is there already, with its volume and files.
+    pub fn seen_as(&self, key: &Key, instance: InstanceSeen) {
+        let seen = Observed { volume: VolumeSeen::Ready, files: FilesSeen::Current, instance };
+        self.host().seen.insert(key.clone(), seen);
+    }
+
     pub fn instance(&self, key: &Key) -> InstanceSeen {
         self.host().seen.get(key).map_or(InstanceSeen::Absent, |seen| seen.instance.clone())
     }
@@ -293,7 +332,11 @@ impl Effects for ModelEffects {
         self.look().await;
         let host = self.host();
         host.can_be_seen()?;
-        Ok(host.seen.get(&record.key).cloned().unwrap_or(Observed::NOTHING))
+        let mut seen = host.seen.get(&record.key).cloned().unwrap_or(Observed::NOTHING);
+        if host.unproven && record.key.is_fork() {
+            seen.answers(false);
+        }
+        Ok(seen)
     }
 
     async fn perform(&self, step: Step, record: &ProjectRecord, _settings: &Settings) -> Result<Done, EffectError> {
@@ -347,11 +390,22 @@ impl Effects for ModelEffects {
     }
 
     async fn sweep_trials(&self) -> Result<(), EffectError> {
+        if self.host().mood == Mood::Littered {
+            let (operation, name, holder) = ("purge", "a trial".to_owned(), "somebody".to_owned());
+            return Err(VolumeError::Busy { operation, name, holder }.into());
+        }
         Ok(())
     }
 
     async fn usage(&self, key: &Key) -> Result<Option<Usage>, EffectError> {
-        Ok(self.host().disk.usage(key))
+        let (usage, never) = {
+            let mut host = self.host();
+            (host.disk.usage(key), host.disk.unmeasurable)
+        };
+        if never {
+            std::future::pending::<()>().await;
+        }
+        Ok(usage)
     }
 
     async fn fullness(&self) -> Result<Option<Fullness>, EffectError> {
@@ -409,7 +463,12 @@ impl Effects for ModelEffects {
     }
 
     async fn purge(&self, name: &TrashName) -> Result<(), EffectError> {
-        self.host().disk.purge(name);
+        let mut host = self.host();
+        if host.held.as_ref() == Some(name) {
+            let (operation, name, holder) = ("purge", name.to_string(), "a snapshot of somebody's".to_owned());
+            return Err(VolumeError::Busy { operation, name, holder }.into());
+        }
+        host.disk.purge(name);
         Ok(())
     }
 
@@ -448,6 +507,9 @@ impl ModelEffects {
             let source = RuntimeError::NotIsolated { instance, reached };
             return Err(EffectError::NotIsolated { key: record.key.clone(), source });
         }
+        if host.unproven && record.key.is_fork() && matches!(step, Step::AwaitServing | Step::Probe) {
+            return failed();
+        }
         if let (Step::StartInstance, Some(what)) = (step, host.damaged.get(&record.key)) {
             return Err(EffectError::Damaged { key: record.key.clone(), what: what.clone() });
         }
@@ -457,6 +519,13 @@ impl ModelEffects {
             Step::StartInstance => {
                 host.starts += 1;
                 Done::Started { incarnation: format!("run-{}", host.starts) }
+            }
+            Step::Measure if host.fill.is_some() => Done::Measured(host.fill),
+            Step::Resize(to) => {
+                if let Some(fill) = &mut host.fill {
+                    (fill.size, fill.available) = (to, to.saturating_sub(fill.used));
+                }
+                Done::Plain
             }
             Step::Probe => Done::Probed(Probed { answered: !host.hangs, cpu: Some(Duration::ZERO) }),
             Step::CountBuilds if host.hangs => Done::Builds { count: None, cpu: Some(Duration::ZERO) },

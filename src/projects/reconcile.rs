@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::effects::{EffectError, Survey};
 use super::handle::Projects;
-use super::host_effects::PULL_REQUEST;
+use super::host_effects::{PULL_REQUEST, SIZE};
 use super::messages::Message;
 use super::registry::WorkerHandle;
 use crate::causes::in_one_line;
@@ -111,6 +111,7 @@ impl Projects {
             self.listen(events, &missed),
             self.survey_when(&missed),
             self.empty_trash_by_age(),
+            self.thin_by_age(),
             self.make_room(),
             self.try_snapshots_out(),
         );
@@ -462,6 +463,10 @@ pub(super) fn record_of(properties: &Properties, now: kiln_domain::Timestamp) ->
         "" => Settings::default(),
         text => serde_json::from_str(text).map_err(|error| format!("its settings cannot be read: {error}"))?,
     };
+    record.cache.size = match part(SIZE) {
+        "" => None,
+        text => Some(text.parse().map_err(|_| format!("its size {text:?} is no number of bytes"))?),
+    };
     // What is derived goes when nobody needs it, and so is looked at.
     record.phase = if record.key.role().is_derived() { Phase::Draining } else { Phase::Idle };
     // How often it was started before, nobody knows; more often than there were seconds it was not.
@@ -483,8 +488,12 @@ mod tests {
 
     #[test]
     fn a_project_s_marks_are_the_project() {
-        let properties = marks(|p| drop(p.insert("settings".into(), r#"{"tier":"hot"}"#.into())));
+        let properties = marks(|p| {
+            p.insert("settings".into(), r#"{"tier":"hot"}"#.into());
+            p.insert("size".into(), (135_u64 << 30).to_string());
+        });
         let record = record_of(&properties, kiln_domain::Timestamp::EPOCH).expect("a project");
+        assert_eq!(record.cache.size, Some(135 << 30), "what its cache has grown to");
         assert_eq!((record.spec.target.as_str(), record.address.to_string()), ("app", "10.88.0.7".to_owned()));
         assert_eq!(record.settings.tier, Some(kiln_domain::Tier::Hot));
     }
@@ -495,6 +504,7 @@ mod tests {
             marks(|p| drop(p.insert("repo".into(), "github.com/other/repo".into()))),
             marks(|p| drop(p.remove("arch"))),
             marks(|p| drop(p.insert("settings".into(), "{".into()))),
+            marks(|p| drop(p.insert("size".into(), "large".into()))),
             Properties::new(),
         ] {
             assert!(record_of(&broken, kiln_domain::Timestamp::EPOCH).is_err(), "{broken:?}");

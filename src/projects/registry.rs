@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kiln_domain::settings::HostSize;
-use kiln_domain::{AddressPool, Identity, Key, Lease, LeaseToken, Policy, ProjectRecord, Role, Rules, Settings};
+use kiln_domain::{AddressPool, Identity, Key, Lease, LeaseToken, Phase, Policy, ProjectRecord, Role, Rules, Settings};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::admission::Admission;
@@ -78,8 +78,18 @@ impl WorkerHandle {
     /// Where the daemon stands, for somebody whose wait for it has not begun or is over.
     pub(super) fn standing(&self) -> Standing {
         let Status { phase, reason, queue, .. } = self.status.borrow().clone();
-        let phase = phase.as_ref().map_or("unknown", kiln_domain::Phase::name);
+        let phase = phase.as_ref().map_or("unknown", Phase::name);
         Standing::Coming { phase, reason, queue }
+    }
+
+    /// Returns when it failed, or has to wait for its place among the starts.
+    pub(super) async fn cannot_be_had(&self) {
+        let mut status = self.status.clone();
+        let away = |status: &Status| status.queue.is_some() || matches!(status.phase, Some(Phase::Failed { .. }));
+        if status.wait_for(away).await.is_err() {
+            // It has gone, and whoever waits for its answer sees that.
+            std::future::pending::<()>().await;
+        }
     }
 
     /// `None`: there is no such lease.

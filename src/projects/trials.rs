@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kiln_domain::cache::history::newest_good;
-use kiln_domain::{Key, SnapshotName, Verdict};
+use kiln_domain::{Key, SnapshotName, Step, Verdict};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::effects::EffectError;
 use super::handle::Projects;
@@ -23,13 +24,13 @@ const QUEUE: usize = 256;
 /// A start that is waited for goes before.
 const CALM: Duration = Duration::from_secs(2);
 
-/// Whatever is wrong with the host is not over at once.
+/// Whatever keeps something of a trial from being removed is not over at once.
 const SWEEP_AGAIN: Duration = Duration::from_mins(1);
 
 /// What a trial had given up on may be done when everything else of it is gone.
 const SWEEP_EVERY: Duration = Duration::from_mins(10);
 
-/// Longer than a trial gives itself, with what it takes to clear it away.
+/// Longer than a trial gives its daemon, with what it takes to clear it away; beside the copy.
 const PATIENCE: Duration = Duration::from_mins(5);
 
 /// What is to be tried out.
@@ -83,19 +84,21 @@ impl Projects {
         while !self.shared.surveyed.load(Ordering::Acquire) {
             tokio::time::sleep(CALM).await;
         }
-        self.sweep_trials().await;
+        let mut sweep = Sweep { told: None, next: Instant::now() };
+        self.sweep_trials(&mut sweep).await;
         loop {
-            let Ok((key, snapshot)) = tokio::time::timeout(SWEEP_EVERY, self.shared.trials.next()).await else {
-                self.sweep_trials().await;
+            let Ok((key, snapshot)) = tokio::time::timeout_at(sweep.next, self.shared.trials.next()).await else {
+                self.sweep_trials(&mut sweep).await;
                 continue;
             };
             while self.shared.admission.is_busy() {
                 tokio::time::sleep(CALM).await;
             }
+            let patience = PATIENCE + self.shared.deadlines.of(Step::CloneVolume);
             self.shared.trials.set_under_way(Some((key.clone(), snapshot)));
-            let tried = tokio::time::timeout(PATIENCE, self.try_out(&key, snapshot)).await;
+            let tried = tokio::time::timeout(patience, self.try_out(&key, snapshot)).await;
             self.shared.trials.set_under_way(None);
-            let late = EffectError::TimedOut { step: "try a snapshot out", after: PATIENCE };
+            let late = EffectError::TimedOut { step: "try a snapshot out", after: patience };
             if let Err(error) = tried.unwrap_or(Err(late)) {
                 // One whose project went meanwhile took its snapshots with it.
                 if matches!(self.shared.store.project(&key).await, Ok(None)) {
@@ -103,7 +106,7 @@ impl Projects {
                 } else {
                     tracing::warn!(%key, %snapshot, %error, "a snapshot could not be tried out; it stays unchecked");
                 }
-                self.sweep_trials().await;
+                self.sweep_trials(&mut sweep).await;
             }
         }
     }
@@ -119,18 +122,30 @@ impl Projects {
         if let Some(worker) = self.registry.get(key) {
             let _ = worker.mailbox.send(Message::Judged { snapshot, verdict }).await;
         } else if verdict == Verdict::Bad {
-            self.note("snapshot-bad", format!("{key}@{snapshot} is no good: no daemon can open it"));
+            self.note("snapshot-bad", format!("{key}@{snapshot} is no good: it is damaged"));
         }
         let good = newest_good(&effects.snapshots(key).await?).map(|good| good.name);
         tracing::debug!(%key, %snapshot, verdict = verdict.name(), ?good, "a snapshot was tried out");
         Ok(())
     }
 
-    /// Until nothing is left of a trial that was cut off.
-    async fn sweep_trials(&self) {
-        while let Err(error) = self.shared.effects.sweep_trials().await {
-            tracing::debug!(%error, "what an earlier trial has left could not be removed; trying again");
-            tokio::time::sleep(SWEEP_AGAIN).await;
+    /// Removes what trials have left that were cut off. What cannot be removed now holds up none of the others.
+    async fn sweep_trials(&self, sweep: &mut Sweep) {
+        let swept = tokio::time::timeout(PATIENCE, self.shared.effects.sweep_trials()).await;
+        let late = EffectError::TimedOut { step: "remove what trials have left", after: PATIENCE };
+        let told = swept.unwrap_or(Err(late)).err().map(|error| error.in_words());
+        if let Some(error) = told.as_ref().filter(|told| sweep.told.as_ref() != Some(*told)) {
+            tracing::warn!(error, "what an earlier trial has left cannot be removed; it is tried again every minute");
         }
+        let pause = if told.is_some() { SWEEP_AGAIN } else { SWEEP_EVERY };
+        *sweep = Sweep { told, next: Instant::now() + pause };
     }
+}
+
+/// Where the removal of what trials have left stands.
+#[derive(Debug)]
+struct Sweep {
+    /// What was in its way, as it was told.
+    told: Option<String>,
+    next: Instant,
 }

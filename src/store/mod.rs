@@ -288,8 +288,8 @@ impl Store {
     }
 
     /// Puts in a whole record, as a rebuild or the trash has it. Its address is kept if it is free and in `pool`; else it
-    /// gets the lowest free one. One that is there already with this identity is answered as it is, and `event` is not
-    /// written; one with another identity is [`StoreError::OtherIdentity`].
+    /// gets the lowest free one. One that is there already with this identity is answered as it is, but for the size of its
+    /// cache if it knows none, and `event` is not written; one with another identity is [`StoreError::OtherIdentity`].
     pub fn adopt_project(&self, record: ProjectRecord, pool: AddressPool, event: Option<NewEvent>) -> Commit<Created> {
         self.submit_telling(event.is_some(), move |writing| writes::adopt_project(writing, record, pool, event))
     }

@@ -47,8 +47,13 @@ pub(super) fn adopt_project(
     event: Option<NewEvent>,
 ) -> Result<Created, StoreError> {
     let mut record = rows::check_key(record)?;
-    if let Some(record) = of_this_identity(writing, &record.identity())? {
-        return Ok(Created { record, new: false });
+    if let Some(mut known) = of_this_identity(writing, &record.identity())? {
+        // The cache came back, and the project had stayed.
+        if known.cache.size.is_none() && record.cache.size.is_some() {
+            known.cache.size = record.cache.size;
+            save_project(writing, &known, None)?;
+        }
+        return Ok(Created { record: known, new: false });
     }
     if !pool.contains(record.address) || !is_free(writing, record.address)? {
         record.address = lowest_free_address(writing, pool)?;

@@ -27,6 +27,7 @@ pub(crate) const FULL_FOR_NEW: f64 = 95.0;
 pub(crate) const DEADLINES: StepDeadlines = StepDeadlines {
     observe: Duration::from_secs(10),
     create_volume: Duration::from_secs(20),
+    copy_volume: Duration::from_secs(20),
     destroy_volume: Duration::from_secs(60),
     write_files: Duration::from_secs(10),
     create_instance: Duration::from_secs(30),

@@ -42,14 +42,26 @@ pub(crate) struct Profile {
     pub(crate) fan_out: FanOutPolicy,
     /// A snapshot or a clone costs next to nothing, and can be taken of a cache that is in use.
     pub(crate) cheap: bool,
-    /// The caches' storage has an end.
-    pub(crate) fills: bool,
+    pub(crate) storage: Storage,
     /// Zero: none is taken but by hand.
     pub(crate) snapshot_every: Duration,
     /// Nothing goes wrong but clients: then every request that is not hung up has to end well (K6).
     pub(crate) calm: bool,
     /// Requests in one burst. The queue of writes has to hold it: what is too much for that is refused, and rightly.
     pub(crate) crowd: u64,
+}
+
+/// That of the caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Storage {
+    Endless,
+    Fills,
+}
+
+impl Storage {
+    pub(crate) fn fills(self) -> bool {
+        self == Self::Fills
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -101,7 +113,7 @@ impl Profile {
                 pressure: None,
             },
             cheap: true,
-            fills: false,
+            storage: Storage::Endless,
             snapshot_every: Duration::from_secs(rng.pick(&[0, 60, 240]).unwrap_or(0)),
             calm: true,
             crowd: 0,
@@ -201,7 +213,7 @@ impl Profile {
                 name: "full",
                 projects: rng.between(4, 10) as usize,
                 gap: rng.pick(&[2000, 5000, 12_000]).unwrap_or(5000),
-                fills: true,
+                storage: Storage::Fills,
                 weights: Weights { clients: 100, forks: 15, admin: 8, past: 8, storage: 8, ..Weights::default() },
                 op_faults: rng.pick(&[0, 0, 20]).unwrap_or(0),
                 crashes: rng.between(0, 2) as u32,
@@ -235,7 +247,7 @@ impl Profile {
             },
         };
         if profile.name == "everything" && rng.chance(300) {
-            profile.fills = true;
+            profile.storage = Storage::Fills;
             profile.weights.storage = 5;
         }
         profile

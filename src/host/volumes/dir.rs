@@ -35,9 +35,14 @@ impl DirEngine {
     /// `root` must exist; `search` are the directories in which programs are looked for, as [`super::SEARCH`];
     /// `clock` says when a snapshot was taken, and when something went to the trash.
     pub async fn at(root: &Path, search: &[PathBuf], clock: Arc<dyn Clock>) -> Result<Self, VolumeError> {
+        Self::open(root, Dir::find(search)?, clock, |_| Ok(())).await
+    }
+}
+
+impl Dir {
+    pub(super) fn find(search: &[PathBuf]) -> Result<Self, VolumeError> {
         let find = |name| Program::find(name, search, REMEDY);
-        let medium = Dir { cp: find("cp")?, rm: find("rm")?, du: find("du")? };
-        Self::open(root, medium, clock, |_| Ok(())).await
+        Ok(Self { cp: find("cp")?, rm: find("rm")?, du: find("du")? })
     }
 }
 

@@ -28,6 +28,8 @@ struct State {
     /// What is in our place and not ours.
     strangers: BTreeSet<String>,
     last_trash: u64,
+    /// What of their trash somebody has a hold on.
+    held: BTreeSet<Key>,
     full: bool,
     fullness: Fullness,
 }
@@ -112,6 +114,16 @@ impl FakeVolumes {
         if let Some(model) = self.state().live.get_mut(key) {
             model.busy = busy;
         }
+    }
+
+    /// Whether somebody keeps what is in the trash of this from being freed.
+    pub fn set_held(&self, key: &Key, held: bool) {
+        let mut state = self.state();
+        if held {
+            state.held.insert(key.clone())
+        } else {
+            state.held.remove(key)
+        };
     }
 
     /// While set, whatever needs space is [`VolumeError::Full`].
@@ -422,7 +434,12 @@ impl VolumeEngine for FakeVolumes {
     }
 
     async fn purge(&self, trashed: &TrashName) -> Result<(), VolumeError> {
-        self.state().trash.remove(trashed);
+        let mut state = self.state();
+        if state.trash.contains_key(trashed) && state.held.contains(trashed.key()) {
+            let holder = "a snapshot of somebody's".to_owned();
+            return Err(VolumeError::Busy { operation: "purge", name: trashed.to_string(), holder });
+        }
+        state.trash.remove(trashed);
         Ok(())
     }
 }

@@ -39,7 +39,7 @@ pub use dir::DirEngine;
 #[cfg(test)]
 pub use fake::FakeVolumes;
 pub use names::{ParseNameError, TrashName};
-pub use sound::{broken_database, changed_blobs};
+pub use sound::{broken_database, changed_blobs, emptied_database};
 pub use zfs::ZfsEngine;
 
 /// Where programs that run as root may come from: the places of a distribution and of NixOS. Never `$PATH`.

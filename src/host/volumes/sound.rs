@@ -50,15 +50,24 @@ pub fn changed_blobs(cache: &Path, good: &Path) -> io::Result<Option<String>> {
     Ok(None)
 }
 
+/// The first database in `cache` that is empty, and was not in `good`, an older state of the same cache that is known to be sound.
+/// A daemon opens it, and finds nothing of what the others tell of.
+pub fn emptied_database(cache: &Path, good: &Path) -> io::Result<Option<String>> {
+    for database in databases(cache)? {
+        let length = |root: &Path| absent(root.join(&database).symlink_metadata()).map(|found| found.map(|m| m.len()));
+        if let (Some(0), Some(then @ 1..)) = (length(cache)?, length(good)?) {
+            let name = database.display();
+            return Ok(Some(format!(
+                "the database {name} is empty, and had {then} bytes when it was last known to be good"
+            )));
+        }
+    }
+    Ok(None)
+}
+
 /// The first database in `cache` that cannot be opened as it is, in a sentence; a daemon may be at work in it.
 pub fn broken_database(cache: &Path) -> io::Result<Option<String>> {
-    let mut databases = databases_in(cache, Path::new(""))?;
-    for worker in workers(cache)? {
-        databases.extend(databases_in(cache, &worker)?);
-        // The snapshotter's.
-        databases.extend(databases_in(cache, &worker.join("snapshots"))?);
-    }
-    for database in databases {
+    for database in databases(cache)? {
         let Some(found) = absent(cache.join(&database).symlink_metadata())? else { continue };
         let complaint = if found.is_file() {
             bolt::complaint(&open(&cache.join(&database))?)?
@@ -81,6 +90,17 @@ fn workers(cache: &Path) -> io::Result<Vec<PathBuf>> {
         }
     }
     Ok(workers)
+}
+
+/// Wherever buildkitd has one; relative to `cache`.
+fn databases(cache: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut databases = databases_in(cache, Path::new(""))?;
+    for worker in workers(cache)? {
+        databases.extend(databases_in(cache, &worker)?);
+        // The snapshotter's.
+        databases.extend(databases_in(cache, &worker.join("snapshots"))?);
+    }
+    Ok(databases)
 }
 
 /// Relative to `cache`.
@@ -242,6 +262,23 @@ mod tests {
         assert_eq!(changed(&cache, &good), None);
         sparse(&cache, READ_AT_MOST + 2);
         assert!(changed(&cache, &good).is_some());
+    }
+
+    #[test]
+    fn an_empty_database_is_damaged_where_it_was_not_empty_before() {
+        let (_directory, cache, good) = pair();
+        let name = "runc-overlayfs/containerdmeta.db";
+        std::fs::write(cache.join(name), "").expect("written");
+        assert_eq!(broken_database(&cache).expect("looked"), None, "the power was cut before the first write");
+        let emptied = || emptied_database(&cache, &good).expect("looked");
+        assert_eq!(emptied(), None, "it was not there before");
+        std::fs::write(good.join(name), "").expect("written");
+        assert_eq!(emptied(), None, "it was empty before");
+        std::fs::write(good.join(name), "database").expect("written");
+        let complaint = emptied().expect("damaged");
+        assert!(complaint.contains(name) && complaint.contains("had 8 bytes"), "{complaint}");
+        std::fs::write(cache.join(name), "d").expect("written");
+        assert_eq!(emptied(), None, "what else is wrong is told by itself");
     }
 
     #[test]

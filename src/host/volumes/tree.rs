@@ -14,10 +14,9 @@
 //! rollback, is told in [`rollback`].
 
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::cache::size::Fill;
@@ -29,7 +28,7 @@ use super::listing::{
     CACHE, Home, LIVE, RECORD, SNAPSHOTS, TRASH, describe, entries, found_below, fullness_of, history, leftovers,
     names_in, read_home,
 };
-use super::medium::{Copy, Medium};
+use super::medium::Medium;
 use super::record::{KEY_PROPERTY, Kept, Marker, Origin, Record};
 use super::root::{Claim, marker_path};
 use super::{FoundVolume, Fullness, TrashName, Trashed, Usage, Volume, VolumeEngine, VolumeError};
@@ -39,16 +38,28 @@ use crate::host::key_locks::KeyLocks;
 use crate::host::occupancy::{self, Held, Occupancy};
 use crate::host::{Properties, files};
 
+mod halves;
+mod making;
+mod newcomers;
 mod rollback;
+#[cfg(test)]
+mod tests;
+
+use halves::{Halves, What};
+use making::Source;
+use newcomers::Newcomers;
+
+/// How long the end of a snapshot waits for its bytes.
+const SOON: Duration = Duration::from_secs(30);
 
 /// A [`VolumeEngine`] below one directory.
 pub struct Tree<M> {
     root: PathBuf,
-    medium: M,
+    medium: Arc<M>,
+    halves: Arc<Halves<M>>,
     clock: Arc<dyn Clock>,
     marker: tokio::sync::Mutex<Marker>,
     locks: KeyLocks,
-    next_half: AtomicU64,
     _held: Held,
 }
 
@@ -64,13 +75,14 @@ impl<M: Medium> Tree<M> {
         let claim = tokio::task::spawn_blocking(move || Claim::new(&wanted, engine, &[LIVE, TRASH], suits));
         let claim =
             claim.await.map_err(|e| Failure::io(root, io::Error::other(e)).during("open", root.display()))??;
+        let medium = Arc::new(medium);
         let tree = Self {
             root: claim.root,
+            halves: Arc::new(Halves::new(Arc::clone(&medium))),
             medium,
             clock,
             marker: tokio::sync::Mutex::new(claim.marker),
             locks: KeyLocks::default(),
-            next_half: AtomicU64::new(0),
             _held: claim.held,
         };
         tree.sweep().await.map_err(|e| e.during("open", root.display()))?;
@@ -82,15 +94,12 @@ impl<M: Medium> Tree<M> {
         let (homes, copies) = blocking(&self.root, leftovers).await?;
         for home in homes {
             tracing::info!(path = %home.display(), "removing a volume that a killed run left half-made");
-            if let Err(failure) = self.remove_home(&home).await {
-                tracing::warn!(path = %home.display(), ?failure, "a leftover cannot be removed");
-            }
+            // What cannot be removed has been told of.
+            let _ = self.halves.remove(What::Home, &home).await;
         }
         for copy in copies {
             tracing::info!(path = %copy.display(), "removing what a killed run left half-made");
-            if let Err(failure) = self.medium.remove(&copy).await {
-                tracing::warn!(path = %copy.display(), ?failure, "a leftover cannot be removed");
-            }
+            let _ = self.halves.remove(What::Copy, &copy).await;
         }
         self.take_up_rollbacks().await
     }
@@ -122,74 +131,6 @@ impl<M: Medium> Tree<M> {
     async fn write_record(&self, key: &Key, record: Record) -> Result<(), Failure> {
         let path = self.home(key).join(RECORD);
         blocking(&path, move |path| files::write(path, &record).map_err(|e| Failure::io(path, e))).await
-    }
-
-    /// Makes a whole volume aside and moves it into its place. When somebody else was quicker, theirs stands.
-    async fn build(&self, key: &Key, place: PathBuf, record: Record, from: Option<&Path>) -> Result<(), Failure> {
-        let number = self.next_half.fetch_add(1, Ordering::Relaxed);
-        let half = self.root.join(LIVE).join(format!("{HALF}{key}-{}-{number}", std::process::id()));
-        let built = self.build_at(&half, place, record, from).await;
-        if built.is_err()
-            && let Err(failure) = self.remove_home(&half).await
-        {
-            tracing::warn!(path = %half.display(), ?failure, "a half-made volume stays until the next start");
-        }
-        built
-    }
-
-    async fn build_at(&self, half: &Path, place: PathBuf, record: Record, from: Option<&Path>) -> Result<(), Failure> {
-        let (size, cache) = (record.size, half.join(CACHE));
-        blocking(half, move |half| {
-            files::make_private_directory(half).map_err(|e| Failure::io(half, e))?;
-            files::make_private_directory(&half.join(SNAPSHOTS)).map_err(|e| Failure::io(half, e))?;
-            files::write_unseen(&half.join(RECORD), &record).map_err(|e| Failure::io(half, e))
-        })
-        .await?;
-        match from {
-            None => self.medium.make(&cache, size).await?,
-            Some(from) => self.medium.copy(from, &cache, Copy::Volume { size }).await?,
-        }
-        blocking(half, move |half| {
-            let private = std::fs::Permissions::from_mode(0o700);
-            std::fs::set_permissions(&cache, private).map_err(|e| Failure::io(&cache, e))?;
-            move_to(half, &place)
-        })
-        .await
-    }
-
-    /// Makes a snapshot aside and moves it into its place.
-    async fn copy_aside(&self, from: &Path, place: &Path) -> Result<(), Failure> {
-        let name = place.file_name().unwrap_or_default().to_string_lossy();
-        let half = place.with_file_name(format!("{HALF}{name}"));
-        let copied = match self.medium.copy(from, &half, Copy::Snapshot).await {
-            Ok(()) => {
-                let place = place.to_owned();
-                blocking(&half, move |half| move_to(half, &place)).await
-            }
-            Err(failure) => Err(failure),
-        };
-        if copied.is_err()
-            && let Err(failure) = self.medium.remove(&half).await
-        {
-            tracing::warn!(path = %half.display(), ?failure, "a half-made snapshot stays until the next start");
-        }
-        copied
-    }
-
-    /// Removes a directory that is no volume any more, whatever part of one is in it.
-    async fn remove_home(&self, home: &Path) -> Result<(), Failure> {
-        let copies = blocking(home, |home| {
-            let snapshots = entries(&home.join(SNAPSHOTS))?;
-            Ok(snapshots.into_iter().map(|(_, path)| path).chain([home.join(CACHE)]).collect::<Vec<_>>())
-        });
-        for copy in copies.await? {
-            self.medium.remove(&copy).await?;
-        }
-        blocking(home, |home| match std::fs::remove_dir_all(home) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::io(home, error)),
-            _ => Ok(()),
-        })
-        .await
     }
 
     /// What uses the cache, if anything does.
@@ -256,7 +197,7 @@ impl<M: Medium> VolumeEngine for Tree<M> {
             return Ok(volume);
         }
         let record = Record::new(key, properties, size, None);
-        self.build(key, self.home(key), record, None).await.map_err(|e| e.during(OPERATION, key))?;
+        self.build(key, self.home(key), record, Source::Nothing).await.map_err(|e| e.during(OPERATION, key))?;
         Ok(self.require(OPERATION, key).await?.0)
     }
 
@@ -295,6 +236,7 @@ impl<M: Medium> VolumeEngine for Tree<M> {
     }
 
     async fn freed(&self) -> Result<(), VolumeError> {
+        self.halves.gone().await;
         self.medium.freed(&self.root).await.map_err(|e| e.during("wait until freed", "all"))
     }
 
@@ -408,7 +350,9 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         let destroyed = async {
             self.settle(key, record).await?;
             retire(&path, &half).await?;
-            self.medium.remove(&half).await
+            // It is out of the list, and the rest comes about without us.
+            let removed = tokio::time::timeout(SOON, self.halves.remove(What::Copy, &half));
+            removed.await.unwrap_or(Ok(()))
         };
         destroyed.await.map_err(|e| e.during(OPERATION, format!("{key}@{snapshot}")))
     }
@@ -421,7 +365,7 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         properties: &Properties,
     ) -> Result<Volume, VolumeError> {
         const OPERATION: &str = "clone";
-        let _locked = self.locks.lock_both(source, target).await;
+        let (of_source, _of_target) = self.locks.lock_both(source, target).await;
         let origin = Origin { key: source.clone(), snapshot: Some(snapshot.sequence()) };
         if let Some(volume) = self.derived(OPERATION, target, &origin).await? {
             return Ok(volume);
@@ -429,23 +373,34 @@ impl<M: Medium> VolumeEngine for Tree<M> {
         let (_, parent) = self.require(OPERATION, source).await?;
         let from = self.require_snapshot(OPERATION, source, snapshot).await?;
         let record = Record::new(target, properties, parent.size, Some(origin));
-        let built = self.build(target, self.home(target), record, Some(&from));
+        if !self.medium.copies_are_instant() {
+            // Its project goes before, whatever it wants to do with it.
+            drop(of_source);
+        }
+        let built = self.build(target, self.home(target), record, Source::Snapshot(&from));
         built.await.map_err(|e| e.during(OPERATION, target))?;
         Ok(self.require(OPERATION, target).await?.0)
     }
 
     async fn fork(&self, source: &Key, target: &Key, properties: &Properties) -> Result<Volume, VolumeError> {
         const OPERATION: &str = "fork";
-        let _locked = self.locks.lock_both(source, target).await;
+        let (of_source, _of_target) = self.locks.lock_both(source, target).await;
         let origin = Origin { key: source.clone(), snapshot: None };
         if let Some(volume) = self.derived(OPERATION, target, &origin).await? {
             return Ok(volume);
         }
         let (parent, of_parent) = self.require(OPERATION, source).await?;
-        let instant = self.medium.copies_are_instant();
-        let _quiet = if instant { None } else { self.hold(OPERATION, source, &parent).await? };
         let record = Record::new(target, properties, of_parent.size, Some(origin));
-        let built = self.build(target, self.home(target), record, Some(&parent.path));
+        let from = if self.medium.copies_are_instant() {
+            Source::Still(&parent.path)
+        } else {
+            let quiet = self.hold(OPERATION, source, &parent).await?;
+            let watched = blocking(&self.home(source), |home| Newcomers::watch(home, &home.join(CACHE))).await;
+            // From here on its project goes before: neither its daemon nor whatever is done to it waits for the copy.
+            drop((quiet, of_source));
+            Source::Watched(&parent.path, watched.map_err(|e| e.during(OPERATION, source))?)
+        };
+        let built = self.build(target, self.home(target), record, from);
         built.await.map_err(|e| e.during(OPERATION, target))?;
         Ok(self.require(OPERATION, target).await?.0)
     }
@@ -515,14 +470,16 @@ impl<M: Medium> VolumeEngine for Tree<M> {
 
     async fn purge(&self, trashed: &TrashName) -> Result<(), VolumeError> {
         const OPERATION: &str = "purge";
-        let _locked = self.locks.lock(trashed.key()).await;
+        let locked = self.locks.lock(trashed.key()).await;
         if let Ok(Some((_, record))) = self.find(OPERATION, trashed.key()).await {
             self.settle(trashed.key(), record).await.map_err(|e| e.during(OPERATION, trashed))?;
         }
         let half = self.root.join(TRASH).join(format!("{HALF}{trashed}"));
         let purged = async {
             retire(&self.trashed(trashed), &half).await?;
-            self.remove_home(&half).await
+            // What is out of sight is nobody's: the project may have its next volume meanwhile.
+            drop(locked);
+            self.halves.remove(What::Home, &half).await
         };
         purged.await.map_err(|e| e.during(OPERATION, trashed))
     }

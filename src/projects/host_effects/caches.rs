@@ -1,17 +1,21 @@
 //! What is done to a cache as a whole: cloning it, going back, trying a snapshot out.
 
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use kiln_domain::cache::history::newest_good;
 use kiln_domain::plan::{Done, Step, Stop};
-use kiln_domain::{Key, ProjectRecord, Role, Settings, SnapshotName, Timestamp, Verdict};
+use kiln_domain::{Key, ProjectRecord, Role, Settings, Snapshot, SnapshotName, Timestamp, Verdict};
 
 use super::super::reconcile::record_of;
 use super::{EffectError, Effects as _, HostEffects, HostParts, described, size_of};
-use crate::host::volumes::{TrashName, VolumeError, broken_database, changed_blobs};
+use crate::host::volumes::{TrashName, Volume, VolumeError, broken_database, changed_blobs, emptied_database};
 
 /// A daemon that opens a large cache for the first time reads through it.
 const TRIAL_PATIENCE: Duration = Duration::from_mins(2);
+
+/// Between two tries to free what somebody has a hold on.
+const FREE_AGAIN: Duration = Duration::from_mins(10);
 
 impl HostEffects {
     /// A copy of what the project's cache holds now; where a running daemon cannot be copied, of its newest good snapshot. A
@@ -46,7 +50,7 @@ impl HostEffects {
 
     pub(super) async fn destroy_volume(&self, key: &Key) -> Result<(), EffectError> {
         if let Some(name) = self.discard_cache(key).await? {
-            self.parts.volumes.purge(&name).await?;
+            self.free(&name).await?;
         }
         // One that was cut off between the two.
         self.clear_out(key).await
@@ -57,10 +61,37 @@ impl HostEffects {
         if !key.role().is_derived() {
             return Ok(());
         }
+        let mut outcome = Ok(());
         for entry in self.parts.volumes.trash().await? {
             if entry.name.key() == key {
-                self.parts.volumes.purge(&entry.name).await?;
+                outcome = outcome.and(self.free(&entry.name).await);
             }
+        }
+        outcome
+    }
+
+    /// Frees an entry of the trash. One that somebody has a hold on, which may be for good, is in the trash until that ends:
+    /// whose it was does not wait for it.
+    async fn free(&self, name: &TrashName) -> Result<(), EffectError> {
+        let error = match self.parts.volumes.purge(name).await {
+            Err(error @ VolumeError::Busy { .. }) => error,
+            freed => return Ok(freed?),
+        };
+        let first = self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone());
+        if first {
+            tracing::warn!(%error, "a copy of a cache stays in the trash until it can be freed");
+            let (volumes, held, name) = (Arc::clone(&self.parts.volumes), Arc::clone(&self.held), name.clone());
+            tokio::spawn(async move {
+                loop {
+                    tokio::time::sleep(FREE_AGAIN).await;
+                    // It may have been freed, or brought back, by others.
+                    match volumes.purge(&name).await {
+                        Ok(()) => break,
+                        Err(error) => tracing::debug!(%error, "it still cannot be freed"),
+                    }
+                }
+                held.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
+            });
         }
         Ok(())
     }
@@ -69,6 +100,14 @@ impl HostEffects {
         self.parts.volumes.rollback(&record.key, to).await?;
         // The settings beside the cache are today's, whatever the cache is.
         self.describe(record).await
+    }
+
+    /// What it has grown to is written down beside it: the database may be lost, and what is in the trash has no other.
+    pub(super) async fn resize(&self, record: &ProjectRecord, to: u64) -> Result<(), EffectError> {
+        self.parts.volumes.resize(&record.key, Some(to)).await?;
+        let mut resized = record.clone();
+        resized.cache.size = Some(to);
+        self.describe(&resized).await
     }
 
     /// None is taken of what is as it was.
@@ -90,25 +129,34 @@ impl HostEffects {
         if record.key.role() != Role::Project {
             return Ok(());
         }
-        let (volumes, key) = (&self.parts.volumes, &record.key);
-        let Some(volume) = volumes.get(key).await? else { return Ok(()) };
-        let snapshots = volumes.snapshots(key).await?;
-        let good = match newest_good(&snapshots) {
-            Some(good) => Some(volumes.snapshot_path(key, good.name).await?),
+        let Some(volume) = self.parts.volumes.get(&record.key).await? else { return Ok(()) };
+        let snapshots = self.parts.volumes.snapshots(&record.key).await?;
+        self.look_for_damage(&record.key, &volume, newest_good(&snapshots)).await
+    }
+
+    /// In `volume`, of which `good` is an older state: a snapshot of `key`.
+    async fn look_for_damage(&self, key: &Key, volume: &Volume, good: Option<&Snapshot>) -> Result<(), EffectError> {
+        let good = match good {
+            Some(good) => Some(self.parts.volumes.snapshot_path(key, good.name).await?),
             None => None,
         };
+        let path = volume.path.clone();
         let checked = tokio::task::spawn_blocking(move || {
-            if let Some(what) = broken_database(&volume.path)? {
+            if let Some(what) = broken_database(&path)? {
                 return Ok(Some(what));
             }
-            good.map_or(Ok(None), |good| changed_blobs(&volume.path, &good))
+            let Some(good) = good else { return Ok(None) };
+            match emptied_database(&path, &good)? {
+                None => changed_blobs(&path, &good),
+                emptied => Ok(emptied),
+            }
         });
         match checked.await.map_err(|_| EffectError::Interrupted { what: "a look at a cache" })? {
             Ok(None) => Ok(()),
-            Ok(Some(what)) => Err(EffectError::Damaged { key: key.clone(), what }),
+            Ok(Some(what)) => Err(EffectError::Damaged { key: volume.key.clone(), what }),
             // The daemon will tell.
             Err(error) => {
-                tracing::debug!(%key, %error, "its cache could not be looked at before the start");
+                tracing::debug!(key = %volume.key, %error, "its cache could not be looked at before the start");
                 Ok(())
             }
         }
@@ -125,7 +173,8 @@ impl HostEffects {
         let trial = ProjectRecord { key: record.key.trial(), address, ..record.clone() };
         self.clear_trial(&trial, settings).await?;
         self.parts.volumes.clone_snapshot(&record.key, snapshot, &trial.key, &described(&trial)).await?;
-        let tried = tokio::time::timeout(TRIAL_PATIENCE, self.open_clone(&trial, settings)).await;
+        let tried = tokio::time::timeout(TRIAL_PATIENCE, self.open_clone(&trial, settings, (&record.key, snapshot)));
+        let tried = tried.await;
         let cleared = self.clear_trial(&trial, settings).await;
         let verdict = match tried {
             Ok(Ok(())) => Verdict::Good,
@@ -139,12 +188,20 @@ impl HostEffects {
         cleared.map(|()| verdict)
     }
 
-    async fn open_clone(&self, trial: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
-        let volume = self.parts.volumes.get(&trial.key).await?.map(|volume| volume.path).unwrap_or_default();
-        let broken = tokio::task::spawn_blocking(move || broken_database(&volume)).await;
-        if let Ok(Ok(Some(what))) = broken {
-            return Err(EffectError::Damaged { key: trial.key.clone(), what });
-        }
+    /// `trial` has a clone of this snapshot of `key`.
+    async fn open_clone(
+        &self,
+        trial: &ProjectRecord,
+        settings: &Settings,
+        (key, snapshot): (&Key, SnapshotName),
+    ) -> Result<(), EffectError> {
+        let Some(volume) = self.parts.volumes.get(&trial.key).await? else {
+            return Err(VolumeError::Missing { operation: "try out", name: trial.key.to_string() }.into());
+        };
+        // Compared with the last that was found good: what is damaged since would be what all later ones are compared with.
+        let snapshots = self.parts.volumes.snapshots(key).await?;
+        let older: Vec<Snapshot> = snapshots.into_iter().filter(|other| other.name < snapshot).collect();
+        self.look_for_damage(key, &volume, newest_good(&older)).await?;
         for step in [Step::WriteFiles, Step::CreateInstance, Step::StartInstance, Step::AwaitServing] {
             self.perform(step, trial, settings).await?;
         }
@@ -164,17 +221,19 @@ impl HostEffects {
     pub(super) async fn sweep(&self) -> Result<(), EffectError> {
         let HostParts { runtime, volumes, .. } = &self.parts;
         let is_trial = |key: &Option<Key>| key.as_ref().is_some_and(|key| key.role() == Role::Trial);
+        // What is left of one trial is in the way of no other's.
+        let mut outcome = Ok(());
         for found in runtime.found().await?.into_iter().filter(|found| is_trial(&found.key)) {
             let Ok(trial) = record_of(&found.properties, Timestamp::EPOCH) else { continue };
-            self.clear_trial(&trial, &Settings::default()).await?;
+            outcome = outcome.and(self.clear_trial(&trial, &Settings::default()).await);
         }
         // Cut off at any other step, it has left its volume, here or on its way through the trash.
         let volumes_of = volumes.found().await?.into_iter().filter_map(|found| found.key);
         let trashed = volumes.trash().await?.into_iter().map(|entry| entry.name.key().clone());
         for key in volumes_of.chain(trashed).filter(|key| key.role() == Role::Trial) {
-            self.destroy_volume(&key).await?;
-            self.forget(&key).await?;
+            let freed = self.destroy_volume(&key).await;
+            outcome = outcome.and(freed).and(self.forget(&key).await);
         }
-        Ok(())
+        outcome
     }
 }

@@ -11,7 +11,7 @@ use super::*;
 use crate::buildkit::ControlError;
 use crate::host::RuntimeError;
 use crate::host::fake::{FakeRuntime, Fault, Operation};
-use crate::host::volumes::FakeVolumes;
+use crate::host::volumes::{DirEngine, FakeVolumes, search_path};
 
 /// How a daemon takes a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,6 +137,24 @@ impl Lab {
         let record = ProjectRecord::new(spec, Ipv4Addr::new(127, 88, 0, 5), Timestamp::from_millis(BEGIN));
         let settings = Settings { volume_bytes: Some(64 << 30), ..Settings::default() };
         Self { state, runtime, volumes, daemon, clock, effects: HostEffects::new(config, parts), record, settings }
+    }
+
+    /// As Kiln would have them after a restart, on the same host.
+    fn restarted(&self) -> HostEffects {
+        self.with_volumes(self.volumes.clone())
+    }
+
+    fn with_volumes(&self, volumes: Arc<dyn VolumeEngine>) -> HostEffects {
+        let HostParts { runtime, pki, probe, clock, pressure, .. } = &self.effects.parts;
+        let parts = HostParts {
+            runtime: runtime.clone(),
+            volumes,
+            pki: pki.clone(),
+            probe: probe.clone(),
+            clock: clock.clone(),
+            pressure: pressure.clone(),
+        };
+        HostEffects::new(self.effects.config.clone(), parts)
     }
 
     /// With a daemon that runs.
@@ -406,6 +424,29 @@ async fn what_is_set_outlives_the_database() {
     assert_eq!(lab.seen().await.volume, VolumeSeen::Ready, "and is no part of the identity");
 }
 
+/// Made smaller than what is in it, a cache is collected down to that.
+#[tokio::test]
+async fn what_a_cache_has_grown_to_comes_back_with_it() {
+    let mut lab = Lab::new();
+    let key = lab.record.key.clone();
+    lab.step(Step::CreateVolume).await;
+    lab.step(Step::Resize(135 << 30)).await;
+    lab.effects.discard_volume(&key).await.expect("discarded");
+    let trashed = lab.effects.trash().await.expect("listed").remove(0);
+    let marks = lab.effects.restore(&trashed.name).await.expect("restored");
+    lab.record = super::super::reconcile::record_of(&marks, Timestamp::from_millis(BEGIN)).expect("a project");
+    lab.step(Step::WriteFiles).await;
+    assert_eq!(lab.volumes.usage(&key).await.expect("measured").size, Some(135 << 30));
+    let toml = lab.state.path().join("daemons").join(key.as_str()).join(TOML);
+    let toml = std::fs::read_to_string(toml).expect("written");
+    let kept = Collection::of(135 << 30, &Bounds::new(64 << 30, None, &SizePolicy::default()), &SizePolicy::default());
+    assert!(toml.contains(&kept.ceiling.to_string()), "{toml}");
+    // As `kiln set` does, at any time later.
+    lab.effects.describe(&lab.record).await.expect("written");
+    let survey = lab.effects.survey().await.expect("looked through");
+    assert_eq!(survey.volumes[0].properties.get(SIZE), Some(&(135_u64 << 30).to_string()));
+}
+
 #[tokio::test]
 async fn untrusted_code_is_served_to_nobody_before_its_isolation_is_proven() {
     let mut lab = Lab::running().await;
@@ -432,6 +473,7 @@ async fn untrusted_code_is_served_to_nobody_before_its_isolation_is_proven() {
     assert!(unknown.is_retryable(), "{unknown}");
     lab.runtime.set_fault(Operation::Prove, None);
     lab.step(Step::AwaitServing).await;
+    lab.record.incarnation = Some(lab.incarnation().await);
 
     let proofs = lab.runtime.proofs();
     lab.runtime.set_leak(&key, Some("the metadata service"));
@@ -448,6 +490,53 @@ async fn untrusted_code_is_served_to_nobody_before_its_isolation_is_proven() {
     lab.clock.0.fetch_sub(3_600_000, Ordering::SeqCst);
     lab.step(Step::Probe).await;
     assert_eq!(lab.runtime.proofs(), proofs + 3);
+}
+
+#[tokio::test]
+async fn untrusted_code_that_answers_is_not_seen_to_serve_without_a_proof_of_this_run() {
+    let serves = async |lab: &Lab, effects: &HostEffects| {
+        let seen = effects.observe(&lab.record, &lab.settings).await.expect("observed");
+        matches!(seen.instance, InstanceSeen::Running { serving: true, .. })
+    };
+    let mut lab = Lab::running().await;
+    assert!(serves(&lab, &lab.effects).await, "of trusted code nothing is asked");
+    lab.record.key = lab.record.key.fork();
+    for step in [Step::CreateVolume, Step::WriteFiles, Step::CreateInstance, Step::StartInstance] {
+        lab.step(step).await;
+    }
+    // One whose proof fails without a leak.
+    lab.runtime.set_fault(Operation::Prove, Some(Fault::Fail));
+    lab.try_step(Step::AwaitServing).await.expect_err("nobody knows");
+    assert!(!serves(&lab, &lab.effects).await);
+    lab.runtime.set_fault(Operation::Prove, None);
+    lab.step(Step::AwaitServing).await;
+    assert!(serves(&lab, &lab.effects).await);
+    lab.record.incarnation = Some(lab.incarnation().await);
+    lab.step(Step::Probe).await;
+
+    // One whose proof cannot be renewed.
+    lab.clock.0.fetch_add(300_000, Ordering::SeqCst);
+    lab.runtime.set_fault(Operation::Prove, Some(Fault::Fail));
+    lab.try_step(Step::Probe).await.expect_err("nobody knows");
+    assert!(!serves(&lab, &lab.effects).await);
+    lab.runtime.set_fault(Operation::Prove, None);
+    lab.step(Step::Probe).await;
+    assert!(serves(&lab, &lab.effects).await);
+
+    // One that was running when Kiln began.
+    let again = lab.restarted();
+    assert!(!serves(&lab, &again).await);
+    again.perform(Step::AwaitServing, &lab.record, &lab.settings).await.expect("proven");
+    assert!(serves(&lab, &again).await);
+
+    // One that somebody else has started anew.
+    assert!(lab.runtime.kill(&lab.record.key));
+    lab.step(Step::StartInstance).await;
+    assert!(!serves(&lab, &lab.effects).await);
+    let proofs = lab.runtime.proofs();
+    lab.record.incarnation = Some(lab.incarnation().await);
+    lab.step(Step::Probe).await;
+    assert_eq!((lab.runtime.proofs(), serves(&lab, &lab.effects).await), (proofs + 1, true));
 }
 
 #[tokio::test]
@@ -514,6 +603,31 @@ async fn a_cache_that_was_given_up_has_no_past() {
     assert_eq!(lab.effects.snapshots(key).await.expect("listed"), []);
 }
 
+/// Whatever was damaged before it was taken, all later snapshots have as well.
+#[tokio::test]
+async fn a_snapshot_of_what_was_damaged_while_its_daemon_ran_is_not_good() {
+    const HELLO: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+    let lab = Lab::new();
+    let root = lab.state.path().join("volumes");
+    std::fs::create_dir(&root).expect("made");
+    let volumes = Arc::new(DirEngine::at(&root, &search_path(), lab.clock.clone()).await.expect("opened"));
+    let effects = lab.with_volumes(volumes.clone());
+    let (key, step) = (&lab.record.key, |step| effects.perform(step, &lab.record, &lab.settings));
+    step(Step::CreateVolume).await.expect("made");
+    let blobs = volumes.get(key).await.expect("found").expect("there").path.join("runc-overlayfs/content/blobs/sha256");
+    std::fs::create_dir_all(&blobs).expect("made");
+    for (text, verdict) in [("hello", Verdict::Good), ("hell", Verdict::Bad), ("hello", Verdict::Good)] {
+        std::fs::write(blobs.join(HELLO), text).expect("written");
+        let taken = step(Step::TakeSnapshot).await.expect("taken");
+        let Done::Snapshots { all, .. } = taken else { panic!("no snapshots: {taken:?}") };
+        let newest = all.last().expect("one").name;
+        let found = effects.try_out(&lab.record, &lab.settings, newest).await.expect("tried");
+        assert_eq!(found, verdict, "{text}");
+        effects.judge(key, newest, found).await.expect("written down");
+    }
+    assert_eq!(effects.survey().await.expect("looked through").volumes.len(), 1, "nothing is left of the trials");
+}
+
 #[tokio::test]
 async fn the_load_is_what_can_be_read() {
     let lab = Lab::new();
@@ -551,4 +665,35 @@ async fn a_copy_that_got_no_further_than_the_trash_goes_with_the_last_of_it() {
     lab.effects.sweep_trials().await.expect("swept");
     lab.effects.forget(&project).await.expect("forgotten");
     assert_eq!(left().await.collect::<Vec<_>>(), [project], "a project's own stays");
+}
+
+/// A snapshot of a tool's own on it, as it may be: nobody waits for that, and it goes when it can.
+#[tokio::test]
+async fn a_copy_that_cannot_be_freed_keeps_nobody_waiting() {
+    let lab = Lab::new();
+    lab.step(Step::CreateVolume).await;
+    let project = lab.record.key.clone();
+    let fork = ProjectRecord { key: project.fork(), ..lab.record.clone() };
+    let other: Key = "p1111111111111111".parse().expect("a key");
+    let trials = [project.trial(), other.trial()];
+    for copy in [&fork.key, &trials[0], &trials[1]] {
+        lab.volumes.fork(&project, copy, &described(&fork)).await.expect("a copy");
+    }
+    lab.volumes.set_held(&fork.key, true);
+    lab.volumes.set_held(&trials[0], true);
+    lab.effects.perform(Step::DestroyVolume, &fork, &lab.settings).await.expect("out of sight");
+    lab.effects.forget(&fork.key).await.expect("forgotten");
+    lab.effects.sweep_trials().await.expect("swept");
+    let left = async || {
+        let trash = lab.effects.trash().await.expect("listed");
+        trash.into_iter().map(|entry| entry.name.key().clone()).collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(left().await, [fork.key.clone(), trials[0].clone()].into());
+    assert_eq!(lab.effects.volumes().await.expect("found").len(), 1, "the project's own");
+    lab.volumes.set_held(&fork.key, false);
+    tokio::time::pause();
+    while left().await.contains(&fork.key) {
+        tokio::time::sleep(Duration::from_mins(1)).await;
+    }
+    assert_eq!(left().await, [trials[0].clone()].into());
 }

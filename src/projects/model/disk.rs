@@ -15,6 +15,8 @@ pub(super) struct Disk {
     pub(super) other: u64,
     sizes: HashMap<Key, u64>,
     trash: Vec<(Trashed, u64)>,
+    /// Whoever measures a cache waits for ever.
+    pub(super) unmeasurable: bool,
     /// Whether what is freed shows only when somebody waits for it, and how much that is.
     pub(super) lazy: bool,
     freeing: u64,

@@ -653,8 +653,8 @@ async fn a_rebuild_while_the_runtime_is_away_is_whole_when_it_is_back() {
     effects.set_mood(Mood::Blind);
     let bench = Bench::in_memory(effects.clone(), config(policy()));
     let attending = bench.projects.start(bench.running.clone()).await.expect("the store can be read");
-    let known = async || bench.projects.store().projects().await.expect("read").len();
-    assert_eq!(known().await, 1, "the caches wait for no runtime");
+    let count = async || bench.projects.store().projects().await.expect("read").len();
+    assert_eq!(count().await, 1, "the caches wait for no runtime");
     let refused = bench.projects.route(new.clone(), RouteOptions::default()).await.map(deliver);
     assert!(matches!(refused, Err(RouteError::Store(StoreError::Rebuilding { .. }))), "{refused:?}");
     effects.set_mood(Mood::Obedient);

@@ -1,7 +1,9 @@
 //! The worker against a model host and a real store.
 
+mod ageing;
 mod copies;
 mod eviction;
+mod fanout;
 mod heart;
 mod leaps;
 mod past;

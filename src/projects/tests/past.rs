@@ -180,6 +180,25 @@ async fn without_a_good_snapshot_damage_is_told_with_its_remedies() {
     assert!(bench.route().await.ready);
 }
 
+/// The look that follows finds a configuration that is current, and the reserve is of no use to a daemon that met the end.
+#[tokio::test]
+async fn a_daemon_whose_full_volume_was_lent_the_reserve_is_started_anew() {
+    const GIB: u64 = 1 << 30;
+    let defaults = Settings { volume_bytes: Some(10 * GIB), volume_max_bytes: Some(10 * GIB), ..Settings::default() };
+    let bench = Bench::with_config(ModelEffects::default(), ProjectsConfig { defaults, ..config(policy()) });
+    bench.effects.set_fill(10 * GIB, 10 * GIB);
+    let busy = bench.route().await;
+    bench.until("the reserve is lent", async |b| b.count(Step::Resize(11 * GIB)) == 1).await;
+    bench.effects.happen(&key());
+    let pending = async |b: &Bench| b.projects.show(&key()).await.expect("shown").expect("there").pending.concat();
+    bench.until("it is told", async |b| pending(b).await.contains("which was full")).await;
+    assert_eq!(bench.count(Step::StopInstance(Stop::Graceful)), 0, "not under a build");
+    bench.projects.complete(&key(), &token(&busy)).await.expect("released");
+    bench.until("it is started anew", async |b| b.count(Step::AwaitServing) == 2).await;
+    bench.until("it is told no more", async |b| pending(b).await.is_empty()).await;
+    assert_eq!(bench.count(Step::StopInstance(Stop::Graceful)), 1);
+}
+
 #[tokio::test]
 async fn each_pull_request_has_a_copy_of_its_own_that_goes_with_it() {
     let bench = bench_with(with_window(Duration::from_millis(50)));

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::super::effects::EffectError;
 use super::super::messages::{Refusal, RefusalKind, StopRefusal};
-use super::{Occasion, Run, Worker};
+use super::{Cause, FirstAnswer, Occasion, Run, Worker};
 use crate::causes;
 use crate::metrics::{Fault, Stage, StepLabel};
 
@@ -91,9 +91,12 @@ impl Worker {
                 self.doubtful = false;
                 self.note_run(&seen);
                 self.observed = Some((seen, self.now()));
+                self.outdate_if_full();
             }
             Outcome::Observed(Err(error))
-                if self.run.served && self.record.phase == Phase::Warm && self.observed.is_some() =>
+                if self.run.first_answer == FirstAnswer::Given
+                    && self.record.phase == Phase::Warm
+                    && self.observed.is_some() =>
             {
                 self.doubt(&error);
             }
@@ -103,9 +106,12 @@ impl Worker {
             Outcome::Performed(step, Err(error)) if step.only_asks() => {
                 tracing::debug!(key = %self.key, %error, "could not {}", step.name());
                 self.note_probe(Probed { answered: false, cpu: None });
+                if step == Step::Probe && self.key.is_fork() {
+                    self.note_unproven(&error);
+                }
             }
             Outcome::Performed(step, Err(error)) if step.is_upkeep() => self.note_failed_upkeep(step, &error),
-            Outcome::Performed(step, Err(error)) if step.is_a_wish() && !self.rescues => {
+            Outcome::Performed(step, Err(error)) if step.is_a_wish() && self.cause != Cause::Rescue => {
                 self.note_failed_wish(step, &error);
             }
             Outcome::Performed(step, Err(error)) => {
@@ -151,7 +157,7 @@ impl Worker {
             (Step::StartInstance, Done::Started { incarnation }) => {
                 self.record.incarnation = Some(incarnation.clone());
                 self.forget_run();
-                self.run.unborn = true;
+                self.run.first_answer = FirstAnswer::Due;
             }
             (Step::StopInstance(_), _) => {
                 self.record.incarnation = None;
@@ -174,7 +180,7 @@ impl Worker {
             (Step::DiscardCache | Step::DestroyVolume, _) => self.note_emptied(step),
             (_, Done::Probed(probed)) => self.note_probe(*probed),
             (_, Done::Builds { count, cpu }) => {
-                self.note_probe(Probed { answered: count.is_some(), cpu: *cpu });
+                self.note_counted(Probed { answered: count.is_some(), cpu: *cpu });
                 self.run.counted = count.map(|builds| Counted { builds, at: now });
                 if count.is_some_and(|builds| builds > 0) {
                     self.touch_on_disk();
@@ -185,20 +191,36 @@ impl Worker {
     }
 
     fn note_probe(&mut self, probed: Probed) {
+        self.note_health(probed);
+        // One call may be lost to anything; builds are kept away from a daemon only when it is silent for certain.
+        if let Some((observed, _)) = &mut self.observed
+            && (probed.answered || self.run.health.is_mute())
+        {
+            observed.answers(probed.answered);
+        }
+    }
+
+    /// K7: one that says what it builds has not been shown to be kept apart by that, as a probe does.
+    fn note_counted(&mut self, probed: Probed) {
+        let serves =
+            matches!(self.seen(), Some(Observed { instance: InstanceSeen::Running { serving: true, .. }, .. }));
+        if self.key.is_fork() && probed.answered && !serves {
+            self.note_health(probed);
+            self.run.health.suspect();
+        } else {
+            self.note_probe(probed);
+        }
+    }
+
+    fn note_health(&mut self, probed: Probed) {
         self.run.health.note(self.now(), probed, &self.shared.policy.health);
         if !probed.answered && probed.cpu.is_none() {
             // It may not be there any more, and nobody have told: events are hints.
             self.something_happened(Occasion::Event);
         }
         if probed.answered {
-            (self.run.served, self.run.unborn) = (true, false);
+            self.run.first_answer = FirstAnswer::Given;
             self.run.gave_up_on = None;
-        }
-        // One call may be lost to anything; builds are kept away from a daemon only when it is silent for certain.
-        if let Some((observed, _)) = &mut self.observed
-            && (probed.answered || self.run.health.is_mute())
-        {
-            observed.answers(probed.answered);
         }
     }
 
@@ -242,8 +264,17 @@ impl Worker {
         if let Some((observed, _)) = &mut self.observed {
             observed.answers(false);
         }
-        (self.run.served, self.run.leaks) = (false, Some(reached.clone()));
+        (self.run.first_answer, self.run.leaks) = (FirstAnswer::Unknown, Some(reached.clone()));
         self.refuse_all(&Refusal { kind: RefusalKind::Broken, text: reached });
+    }
+
+    /// K7: nobody is sent there until it is shown again. What runs in it stays: nothing says that it leaks.
+    fn note_unproven(&mut self, error: &EffectError) {
+        let reason = causes::in_one_line(error);
+        tracing::warn!(key = %self.key, reason, "an untrusted daemon cannot be shown to be kept apart; it gets no more builds");
+        if let Some((observed, _)) = &mut self.observed {
+            observed.answers(false);
+        }
     }
 
     /// A crash is worth a line in the journal.

@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 
 use super::super::messages::{Message, Refusal, RefusalKind, Releasing, Renewing, SetRefusal, StopRefusal, Waiter};
 use super::super::registry::Shared;
-use super::{Occasion, Stopper, Worker};
+use super::{Occasion, Stopper, Thinner, Worker};
 use crate::metrics::LeaseEnd;
 use crate::store::StoreError;
 
@@ -83,7 +83,7 @@ impl Worker {
                 None => self.askers.push(reply),
             },
             Message::Snapshot { reply } => self.snapshot_askers.push(reply),
-            Message::Thin { reply } => self.thinners.push(reply),
+            Message::Thin { keep, reply } => self.thinners.push(Thinner { keep, reply }),
             Message::Judged { snapshot, verdict } => self.judged(snapshot, verdict),
             Message::InstanceChanged => self.something_happened(Occasion::Event),
             Message::Suspect => self.run.health.suspect(),
@@ -144,6 +144,7 @@ impl Worker {
         let why = match how {
             LeaseEnd::Undelivered => "its answer could not be delivered",
             LeaseEnd::Nameless => "a client that names no build said so",
+            LeaseEnd::Moved => "it went to another daemon of its project",
             _ => "its client said so",
         };
         self.shared.metrics.lease_ended(how);
@@ -235,7 +236,7 @@ impl Worker {
             snapshot.verdict = verdict;
         }
         if verdict == Verdict::Bad {
-            let text = format!("{name} is no good: no daemon can open it");
+            let text = format!("{name} is no good: it is damaged");
             self.log_event(self.event("snapshot-bad", text));
         }
     }

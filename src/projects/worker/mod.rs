@@ -35,6 +35,7 @@ use std::time::Duration;
 
 use answers::Stopped;
 use doing::{InFlight, landed};
+use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::explain::{Explanation, explain};
 use kiln_domain::health::Health;
 use kiln_domain::plan::{
@@ -77,6 +78,12 @@ impl Stopper {
     }
 }
 
+/// Somebody who wants its older snapshots gone, and what may stay of them.
+struct Thinner {
+    keep: HistoryPolicy,
+    reply: StopReply,
+}
+
 pub(super) struct Worker {
     key: Key,
     shared: Arc<Shared>,
@@ -95,13 +102,13 @@ pub(super) struct Worker {
     askers: Vec<oneshot::Sender<Explanation>>,
     snapshot_askers: Vec<SnapshotReply>,
     /// Who wants its older snapshots gone.
-    thinners: Vec<StopReply>,
+    thinners: Vec<Thinner>,
     /// What there is to go back to; `None`: nobody has looked.
     snapshots: Option<Vec<Snapshot>>,
     /// What a daemon said that could not open the cache.
     damage: Option<String>,
-    /// The last step that was begun takes the cache back because of that, and nobody had to ask for it.
-    rescues: bool,
+    /// What the last step was begun for.
+    cause: Cause,
     room: Room,
     /// Something about the past failed.
     upkeep_paused_until: Option<Timestamp>,
@@ -132,10 +139,7 @@ pub(super) struct Worker {
 #[derive(Default)]
 struct Run {
     health: Health,
-    /// It has answered.
-    served: bool,
-    /// It was started by this worker, and has not answered yet.
-    unborn: bool,
+    first_answer: FirstAnswer,
     counted: Option<Counted>,
     /// What it was found to reach, and must not.
     leaks: Option<String>,
@@ -143,6 +147,35 @@ struct Run {
     gave_up_on: Option<String>,
     /// Others need the room.
     room_wanted: bool,
+    /// Its volume was full, and has been given more since: of no use to this run.
+    was_full: bool,
+}
+
+impl Run {
+    /// That Kiln's last life has left.
+    fn of(phase: &Phase) -> Self {
+        let served = matches!(phase, Phase::Warm | Phase::Draining);
+        Self { first_answer: if served { FirstAnswer::Given } else { FirstAnswer::Unknown }, ..Self::default() }
+    }
+}
+
+/// What is known of a run's first answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum FirstAnswer {
+    /// Somebody else started it, or it must not be asked.
+    #[default]
+    Unknown,
+    /// It was started by this worker, and has not answered yet.
+    Due,
+    Given,
+}
+
+/// What a step is begun for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    Plan,
+    /// It takes a damaged cache back, and nobody had to ask for it.
+    Rescue,
 }
 
 /// Why a look is wanted.
@@ -178,7 +211,7 @@ impl Worker {
         Self {
             key: record.key.clone(),
             settings,
-            run: Run { served: matches!(record.phase, Phase::Warm | Phase::Draining), ..Run::default() },
+            run: Run::of(&record.phase),
             anchor: (now, Instant::now()),
             shared,
             registry,
@@ -194,7 +227,7 @@ impl Worker {
             thinners: Vec::new(),
             snapshots: None,
             damage: None,
-            rescues: false,
+            cause: Cause::Plan,
             room: Room::default(),
             upkeep_paused_until: None,
             observed: None,
@@ -321,7 +354,7 @@ impl Worker {
             self.report();
             if let Some(step) = step {
                 self.note_fault(&reason);
-                self.rescues = matches!(reason, Reason::Rescue { .. });
+                self.cause = if matches!(reason, Reason::Rescue { .. }) { Cause::Rescue } else { Cause::Plan };
                 return self.start_step(step);
             }
             if self.record.phase == Phase::Removing {
@@ -451,8 +484,8 @@ impl Worker {
             setbacks: self.setbacks,
             health: self.run.health,
             counted: self.run.counted,
-            served: self.run.served,
-            unborn: self.run.unborn,
+            served: self.run.first_answer == FirstAnswer::Given,
+            unborn: self.run.first_answer == FirstAnswer::Due,
             leaks: self.run.leaks.as_deref(),
             gave_up_on: self.run.gave_up_on.as_deref(),
             place: self.place,
@@ -461,7 +494,7 @@ impl Worker {
                 damage: self.damage.as_deref(),
                 cheap: self.shared.effects.snapshots_are_cheap(),
                 on_trial: self.shared.trials.under_way(&self.key),
-                thin: !self.thinners.is_empty(),
+                thin: self.thinners.iter().map(|thinner| thinner.keep).min_by_key(|keep| (keep.keep, keep.keep_for)),
                 paused_until: self.upkeep_paused_until,
             },
             room: self.room,

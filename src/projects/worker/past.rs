@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
-use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::cache::history::surplus;
 use kiln_domain::cache::size::{Resize, Why};
-use kiln_domain::plan::{Room, StopWish, bounds};
+use kiln_domain::plan::{InstanceSeen, Room, StopWish, bounds};
 use kiln_domain::{Phase, Snapshot, SnapshotName, Step};
 use kiln_wire::units::show_size;
 
 use super::super::effects::EffectError;
 use super::super::messages::StopRefusal;
-use super::{Occasion, Worker};
+use super::{Cause, Occasion, Thinner, Worker};
 
 /// Before anything about the past is tried again that failed.
 pub(super) const UPKEEP_AGAIN: Duration = Duration::from_mins(5);
@@ -45,7 +44,7 @@ impl Worker {
         self.snapshots = None;
         let text = match self.damage.take() {
             // Whoever asked for it by hand may ask as often as they like: it takes nothing from what Kiln does by itself.
-            Some(damage) if self.rescues => {
+            Some(damage) if self.cause == Cause::Rescue => {
                 self.record.cache.rescued = Some(self.now());
                 self.shared.metrics.daemon_at_fault(crate::metrics::Fault::CacheDamaged);
                 tracing::error!(key = %self.key, %to, damage, "its cache was damaged and has gone back to a snapshot");
@@ -142,10 +141,9 @@ impl Worker {
     pub(super) fn note_resized(&mut self, to: u64) {
         let resize = self.room.resize(&self.settings, &self.shared.policy.size);
         // A daemon that met the end of its room gets no use of more before it is started anew.
-        if let (Some(Resize { why: Why::Full { .. } | Why::Inodes { .. }, .. }), Some((observed, _))) =
-            (resize, &mut self.observed)
-        {
-            observed.outdate("its volume, which was full");
+        if matches!(resize, Some(Resize { why: Why::Full { .. } | Why::Inodes { .. }, .. })) {
+            self.run.was_full = true;
+            self.outdate_if_full();
         }
         let why = resize.map_or_else(String::new, |resize| format!(": {}", resize.why));
         self.record.cache.size = Some(to);
@@ -156,14 +154,23 @@ impl Worker {
         self.something_happened(Occasion::Routine);
     }
 
+    /// After each look, too: nothing on the host tells of it.
+    pub(super) fn outdate_if_full(&mut self) {
+        let Some((observed, _)) = self.observed.as_mut().filter(|_| self.run.was_full) else { return };
+        let ours = self.record.incarnation.as_ref();
+        if matches!(&observed.instance, InstanceSeen::Running { incarnation, .. } if ours == Some(incarnation)) {
+            observed.outdate("its volume, which was full");
+        }
+    }
+
     /// Nothing is left to do for them, or nothing can be done now.
     pub(super) fn answer_thinners(&mut self) {
         let now = self.now();
-        let done = self.snapshots.as_ref().is_some_and(|all| surplus(all, now, &HistoryPolicy::LEAST).is_empty());
-        let text = || "its snapshots cannot be looked at or destroyed now".to_owned();
-        let answer = if done { Ok(()) } else { Err(StopRefusal::Failed { text: text(), retryable: true }) };
-        for asker in self.thinners.drain(..) {
-            drop(asker.send(answer.clone()));
+        for Thinner { keep, reply } in self.thinners.drain(..) {
+            let done = self.snapshots.as_ref().is_some_and(|all| surplus(all, now, &keep).is_empty());
+            let text = || "its snapshots cannot be looked at or destroyed now".to_owned();
+            let answer = if done { Ok(()) } else { Err(StopRefusal::Failed { text: text(), retryable: true }) };
+            drop(reply.send(answer));
         }
     }
 

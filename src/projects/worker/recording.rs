@@ -112,7 +112,7 @@ impl Worker {
     }
 
     /// Lets go of a project of which nothing ever came: it would keep its address for ever. False: it stays.
-    pub(super) async fn let_go(&mut self) -> bool {
+    pub(in crate::projects) async fn let_go(&mut self) -> bool {
         match self.shared.store.forget_unborn(&self.key).await {
             Ok(gone) => {
                 if gone {
@@ -128,8 +128,8 @@ impl Worker {
     }
 
     /// Somebody came while it was let go of.
-    pub(super) async fn take_back(&mut self) -> bool {
-        let created = self.shared.store.create_project(&self.record.spec, self.shared.addresses, self.now()).await;
+    pub(in crate::projects) async fn take_back(&mut self) -> bool {
+        let created = self.shared.store.create_project(self.record.identity(), self.shared.addresses, self.now()).await;
         match created {
             Ok(created) => {
                 self.shared.metrics.phase_changed(None, Some(PhaseLabel::Absent));

@@ -217,6 +217,20 @@ async fn only_what_is_being_removed_is_removed_and_its_leases_with_it() {
 }
 
 #[tokio::test]
+async fn a_project_that_stayed_takes_the_size_of_the_cache_that_came_back() {
+    let place = Place::new();
+    let store = place.open();
+    let mut record = store.create_project(&spec(1), POOL, NOW).await.expect("creates").record;
+    for (marked, known) in [(None, None), (Some(135_u64 << 30), Some(135_u64 << 30)), (Some(90 << 30), Some(135 << 30))]
+    {
+        record.cache.size = marked;
+        let adopted = store.adopt_project(record.clone(), POOL, None).await.expect("finds");
+        assert_eq!((adopted.record.cache.size, adopted.new), (known, false), "what it knows itself counts");
+        assert_eq!(store.project(&record.key).await.expect("reads"), Some(adopted.record));
+    }
+}
+
+#[tokio::test]
 async fn what_is_derived_has_its_project_s_limits_and_size() {
     let place = Place::new();
     let store = place.open();

@@ -47,7 +47,7 @@ pub enum Reach {
     Up,
     /// It is on its way, and whoever is sent there waits.
     Coming,
-    /// It takes none: it failed, or is going.
+    /// It takes none: it failed, is going, or waits for its place among the starts.
     Away,
 }
 

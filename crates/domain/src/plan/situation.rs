@@ -119,8 +119,9 @@ pub struct Past<'a> {
     pub cheap: bool,
     /// The one that is being tried out just now: it may turn out to be good.
     pub on_trial: Option<SnapshotName>,
-    /// Those that nobody would go back to have to make room.
-    pub thin: bool,
+    /// Somebody wants those gone that this does not keep, whether they are known or not: the storage is short, or they may
+    /// have grown too old.
+    pub thin: Option<HistoryPolicy>,
     /// The last thing that was tried here failed: not before.
     pub paused_until: Option<Timestamp>,
 }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::situation::{InstanceSeen, Situation, VolumeSeen, bounds};
 use super::step::Step;
-use crate::cache::HistoryPolicy;
 use crate::cache::history::{Activity, due, surplus};
 use crate::project::Generation;
 use crate::time::Timestamp;
@@ -52,10 +51,10 @@ pub(super) fn upkeep(situation: &Situation<'_>) -> Upkeep {
 
 fn keep_history(situation: &Situation<'_>) -> Upkeep {
     let Situation { record, observed, demand, past, policy, now, .. } = *situation;
-    if past.thin && past.snapshots.is_none() {
+    if past.thin.is_some() && past.snapshots.is_none() {
         return Upkeep::step(Step::ListSnapshots);
     }
-    let history = if past.thin { HistoryPolicy::LEAST } else { policy.history };
+    let history = past.thin.unwrap_or(policy.history);
     let surplus = past.snapshots.map_or_else(Vec::new, |snapshots| surplus(snapshots, now, &history));
     let gone = surplus.into_iter().find(|name| Some(*name) != past.on_trial);
     if let Some(gone) = gone {

@@ -325,7 +325,7 @@ impl Effects for ModelHost {
     }
 
     async fn fullness(&self) -> Result<Option<Fullness>, EffectError> {
-        if self.sim.world().profile.fills {
+        if self.sim.world().profile.storage.fills() {
             self.pass(true).await?;
         }
         Ok(self.sim.world().fullness())

@@ -27,12 +27,12 @@ impl World {
 
     /// `None`: nobody can tell.
     pub(super) fn percent_full(&self) -> Option<f64> {
-        self.profile.fills.then(|| self.used() as f64 * 100.0 / SIZE as f64)
+        self.profile.storage.fills().then(|| self.used() as f64 * 100.0 / SIZE as f64)
     }
 
     /// Tells kilnd.
     pub(super) fn fullness(&mut self) -> Option<Fullness> {
-        if !self.profile.fills {
+        if !self.profile.storage.fills() {
             return None;
         }
         let bytes_used = self.used();
@@ -50,7 +50,7 @@ impl World {
 
     /// A build has written to it: some of that replaces what the newest snapshot goes on holding.
     pub(super) fn grow(&mut self, key: &Key) {
-        if !self.profile.fills {
+        if !self.profile.storage.fills() {
             return;
         }
         let (by, room) = (self.rng.between(0, 12), SIZE.saturating_sub(self.used()));

@@ -359,7 +359,9 @@ impl World {
             return;
         }
         let of_it: Vec<TrashName> = self.host.trash.keys().filter(|name| name.key() == key).cloned().collect();
-        of_it.iter().for_each(|name| self.purge(name));
+        for name in &of_it {
+            self.purge(name);
+        }
     }
 
     pub(crate) fn purge(&mut self, name: &TrashName) {

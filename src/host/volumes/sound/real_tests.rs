@@ -129,7 +129,7 @@ fn damage_to_what_buildkitd_keeps_is_seen_and_its_work_is_none() {
     assert_eq!(broken_database(&root).expect("looked"), None);
     assert_eq!(changed_blobs(&root, &good).expect("looked"), None, "what came later is not compared");
 
-    damage_to_databases(&root);
+    damage_to_databases(&root, &good);
     let blob = blobs.iter().max_by_key(|blob| blob.metadata().expect("there").len()).expect("one");
     let whole = File::options().write(true).open(blob).expect("opened");
     whole.write_all_at(b"poison", 100).expect("written");
@@ -140,7 +140,7 @@ fn damage_to_what_buildkitd_keeps_is_seen_and_its_work_is_none() {
     drop(state);
 }
 
-fn damage_to_databases(root: &Path) {
+fn damage_to_databases(root: &Path, good: &Path) {
     for name in [
         "cache.db",
         "history.db",
@@ -155,11 +155,15 @@ fn damage_to_databases(root: &Path) {
             bytes[pages.start * 4096..pages.end * 4096].fill(0);
             bytes
         };
-        for damaged in [whole[..4096].to_vec(), whole[..3 * 4096].to_vec(), zeroed(0..2), zeroed(0..4), Vec::new()] {
+        for damaged in [whole[..4096].to_vec(), whole[..3 * 4096].to_vec(), zeroed(0..2), zeroed(0..4)] {
             std::fs::write(&path, damaged).expect("written");
             let complaint = broken_database(root).expect("looked").expect("damaged");
             assert!(complaint.contains(name), "{complaint}");
         }
+        std::fs::write(&path, "").expect("written");
+        assert_eq!(broken_database(root).expect("looked"), None, "the daemon makes a new one of it");
+        let complaint = emptied_database(root, good).expect("looked").expect("damaged");
+        assert!(complaint.contains(name), "{complaint}");
         for alive in [zeroed(0..1), zeroed(1..2), whole.clone()] {
             std::fs::write(&path, alive).expect("written");
             assert_eq!(broken_database(root).expect("looked"), None, "one meta page is enough");

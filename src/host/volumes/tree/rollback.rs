@@ -9,11 +9,13 @@
 //! one before 3 the live volume is for a rollback: its snapshots are fetched at the next opening, and before anything else
 //! happens to the volume or to that entry of the trash.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kiln_domain::{Key, SnapshotName};
 use rustix::fs::{CWD, RenameFlags};
 
+use super::halves::{Half, What};
+use super::making::Source;
 use super::{Tree, blocking, retire};
 use crate::host::files::{self, HALF};
 use crate::host::volumes::command::Failure;
@@ -25,18 +27,20 @@ use crate::host::volumes::{TrashName, Volume, VolumeError};
 impl<M: Medium> Tree<M> {
     /// Steps 1 and 2. `record` is that of the live volume, in which nobody is.
     pub(super) async fn go_back(&self, key: &Key, to: SnapshotName, record: Record) -> Result<TrashName, Failure> {
-        let name = self.prepare(key, to, &record).await?;
-        if let Err(failure) = self.exchange(key, &name, record).await {
-            if let Err(failure) = self.take_up(&name).await {
-                tracing::warn!(%name, ?failure, "what was made for a rollback stays until the next start");
-            }
-            return Err(failure);
-        }
+        let name = self.next_in_trash(key).await?;
+        let prepared = Half::new(&self.halves, What::Prepared, self.trashed(&name));
+        let made = self.prepare(key, &name, to, &record).await;
+        self.exchange(key, prepared.after(made).await?, record).await?;
         Ok(name)
     }
 
-    async fn prepare(&self, key: &Key, to: SnapshotName, record: &Record) -> Result<TrashName, Failure> {
-        let name = self.next_in_trash(key).await?;
+    pub(super) async fn prepare(
+        &self,
+        key: &Key,
+        name: &TrashName,
+        to: SnapshotName,
+        record: &Record,
+    ) -> Result<(), Failure> {
         let known = record.clone();
         let mut kept = blocking(&self.home(key), move |live| history(live, &known)).await?;
         kept.retain(|snapshot| snapshot.name <= to);
@@ -47,14 +51,15 @@ impl<M: Medium> Tree<M> {
             discarded: None,
             ..record.clone()
         };
-        self.build(key, self.trashed(&name), fresh, Some(&self.snapshot_at(key, to))).await?;
-        Ok(name)
+        // With the key's lock held nobody removes it meanwhile.
+        self.build(key, self.trashed(name), fresh, Source::Still(&self.snapshot_at(key, to))).await
     }
 
-    async fn exchange(&self, key: &Key, name: &TrashName, record: Record) -> Result<(), Failure> {
-        self.write_record(key, Record { discarded: Some(self.clock.now()), ..record }).await?;
-        let live = self.home(key);
-        blocking(&self.trashed(name), move |prepared| exchange(prepared, &live)).await
+    pub(super) async fn exchange(&self, key: &Key, prepared: Half<M>, record: Record) -> Result<(), Failure> {
+        let written = self.write_record(key, Record { discarded: Some(self.clock.now()), ..record }).await;
+        let (prepared, live) = (prepared.after(written).await?, self.home(key));
+        prepared.blocking(move |prepared| exchange(prepared, &live)).await?.whole();
+        Ok(())
     }
 
     /// Step 3, if the volume is at it. Can be repeated.
@@ -98,9 +103,7 @@ impl<M: Medium> Tree<M> {
         let place = self.trashed(name);
         if is_for_a_rollback(&place).await? {
             tracing::info!(%name, "removing what was made for a rollback that did not come to be");
-            let half = place.with_file_name(format!("{HALF}{name}"));
-            retire(&place, &half).await?;
-            return self.remove_home(&half).await;
+            return self.halves.remove(What::Prepared, &place).await;
         }
         // A live volume that cannot be read says so to whoever needs it.
         if let Ok(Some((_, record))) = self.find("look at", name.key()).await
@@ -111,6 +114,17 @@ impl<M: Medium> Tree<M> {
         }
         Ok(())
     }
+}
+
+/// Takes what was made for a rollback that did not come to be out of the trash, and says where it is. What has changed places
+/// meanwhile is trash like any other, and stays.
+pub(super) async fn call_off(place: &Path) -> Result<PathBuf, Failure> {
+    let name = place.file_name().unwrap_or_default().to_string_lossy();
+    let half = place.with_file_name(format!("{HALF}{name}"));
+    if is_for_a_rollback(place).await? {
+        retire(place, &half).await?;
+    }
+    Ok(half)
 }
 
 /// Whether an entry of the trash is one that is to change places with a live volume. One without a record that can be read
@@ -158,12 +172,15 @@ mod tests {
 
     async fn prepared<M: Medium>(engine: &Tree<M>, to: SnapshotName) -> (TrashName, Record) {
         let (_, record) = engine.require("roll back", &key()).await.expect("there");
-        (engine.prepare(&key(), to, &record).await.expect("prepared"), record)
+        let name = engine.next_in_trash(&key()).await.expect("a name");
+        engine.prepare(&key(), &name, to, &record).await.expect("prepared");
+        (name, record)
     }
 
     async fn exchanged<M: Medium>(engine: &Tree<M>, to: SnapshotName) -> TrashName {
         let (name, record) = prepared(engine, to).await;
-        engine.exchange(&key(), &name, record).await.expect("exchanged");
+        let prepared = Half::new(&engine.halves, What::Prepared, engine.trashed(&name));
+        engine.exchange(&key(), prepared, record).await.expect("exchanged");
         name
     }
 

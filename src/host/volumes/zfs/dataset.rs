@@ -117,6 +117,8 @@ pub(super) fn settings(base: &Path, birth: &Birth<'_>) -> Result<Vec<Setting>, s
         // Nothing is mounted over files that somebody wrote into the directory while it was not mounted.
         Setting::word("overlay", "off", 0),
         Setting::word("readonly", "off", 0),
+        // A snapshot of a tool's own on a copy that lives for minutes would keep it from being freed.
+        Setting::text("com.sun:auto-snapshot", "false"),
         Setting::text(KEY, birth.key.as_str()),
         properties_setting(&with_key(birth.key, birth.properties))?,
         Setting::text(LAST_SNAPSHOT, birth.last_snapshot.to_string()),
@@ -242,6 +244,7 @@ mod tests {
         let has = |text: &str| assert!(arguments.iter().any(|argument| argument == text), "{text} in {arguments:?}");
         has("mountpoint=/srv/k/live/pbcce5b6205652dd7");
         has("canmount=noauto");
+        has("com.sun:auto-snapshot=false");
         has("refquota=5368709120");
         let mut rows = vec![("type", "filesystem", "-")];
         rows.extend(arguments.iter().filter_map(|a| a.split_once('=')).map(|(name, value)| (name, value, "local")));

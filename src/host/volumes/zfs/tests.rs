@@ -86,6 +86,7 @@ async fn zfs_states_all_properties_and_hides_a_cache_from_everybody() {
             ("canmount", "noauto"),
             ("refquota", "67108864"),
             ("snapdir", "hidden"),
+            ("com.sun:auto-snapshot", "false"),
         ] {
             let found = root.get(property, name);
             let same = found == value || (property == "xattr" && found == "sa");

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::admission::{Refused, WaitsFor};
-use crate::cache::{Snapshot, SnapshotName, Verdict};
+use crate::cache::{HistoryPolicy, Snapshot, SnapshotName, Verdict};
 use crate::explain::explain;
 use crate::health::{Health, Probed};
 use crate::idle::IdlePolicy;
@@ -86,8 +86,8 @@ struct Case {
     snapshots: Option<Vec<Snapshot>>,
     damage: Option<&'static str>,
     cheap: bool,
-    thin: bool,
     on_trial: Option<SnapshotName>,
+    thin: Option<HistoryPolicy>,
     wants_snapshot: bool,
     room: Room,
     paused_until: Option<Timestamp>,
@@ -117,8 +117,8 @@ impl Case {
             snapshots: None,
             damage: None,
             cheap: false,
-            thin: false,
             on_trial: None,
+            thin: None,
             wants_snapshot: false,
             room: Room::default(),
             paused_until: None,

@@ -61,12 +61,22 @@ fn what_is_too_much_goes() {
 
 #[test]
 fn what_nobody_would_go_back_to_makes_room() {
-    let thin = |snapshots| Case { thin: true, snapshots, ..Case::new(InstanceSeen::STOPPED) };
+    let thin = |snapshots| Case { thin: Some(HistoryPolicy::LEAST), snapshots, ..Case::new(InstanceSeen::STOPPED) };
     assert_eq!(thin(None).step(), Some(Step::ListSnapshots));
     let three = vec![snapshot(1, Verdict::Good), snapshot(2, Verdict::Unchecked), snapshot(3, Verdict::Unchecked)];
     assert_eq!(thin(Some(three.clone())).step(), Some(Step::DestroySnapshot(SnapshotName::new(2))));
     assert_eq!(thin(Some(vec![three[0], three[2]])).step(), None);
-    assert_eq!(Case { thin: false, ..thin(Some(three)) }.step(), None);
+    assert_eq!(Case { thin: None, ..thin(Some(three)) }.step(), None);
+}
+
+#[test]
+fn what_has_grown_old_unseen_goes() {
+    let history = HistoryPolicy { keep_for: Duration::from_secs(60), ..HistoryPolicy::default() };
+    let old = |snapshots| Case { thin: Some(history), snapshots, now: at(63), ..Case::new(InstanceSeen::STOPPED) };
+    assert_eq!(old(None).step(), Some(Step::ListSnapshots));
+    let four: Vec<_> = (1..=4).map(|n| snapshot(n, Verdict::Good)).collect();
+    assert_eq!(old(Some(four.clone())).step(), Some(Step::DestroySnapshot(SnapshotName::new(1))));
+    assert_eq!(old(Some(four[2..].to_vec())).step(), None, "the third is a minute old, and no more");
 }
 
 #[test]
