@@ -3,13 +3,12 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddrV4};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::admission::HostLoad;
 use kiln_domain::cache::size::{Bounds, Collection, SizePolicy};
-use kiln_domain::health::Probed;
 use kiln_domain::lane::{entitlements_of, limits_of};
 use kiln_domain::plan::{Done, FilesSeen, InstanceSeen, Observed, Step, Stop, VolumeSeen, bounds};
 use kiln_domain::settings::HostSize;
@@ -17,16 +16,15 @@ use kiln_domain::{Key, ProjectRecord, Settings, Snapshot, SnapshotName, Timestam
 use tokio::sync::broadcast;
 
 use super::effects::{EffectError, Effects, StepDeadlines, Survey};
-use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarget, ProbeError, await_serving};
+use crate::buildkit::{Capacity, ClientTls, DaemonConfig, DaemonProbe, DaemonTarget, ProbeError};
 use crate::clock::Clock;
 use crate::host::pressure::PressureFiles;
 use crate::host::volumes::{FoundVolume, Fullness, TrashName, Trashed, Usage, Volume, VolumeEngine, VolumeError};
-use crate::host::{
-    Change, InstanceEvent, InstanceSpec, InstanceState, Lane, Properties, Runtime, RuntimeError, StopBound,
-};
+use crate::host::{Change, InstanceEvent, InstanceSpec, InstanceState, Lane, Properties, Runtime, StopBound};
 use crate::pki::{DaemonNames, Pki, PkiError};
 
 mod caches;
+mod serving;
 #[cfg(test)]
 mod tests;
 
@@ -82,27 +80,14 @@ pub struct HostEffects {
     parts: HostParts,
     targets: Mutex<HashMap<Key, (Timestamp, DaemonTarget)>>,
     /// The last proof of isolation of each.
-    proven: Mutex<HashMap<Key, Proof>>,
+    proven: Mutex<HashMap<Key, serving::Proof>>,
     /// What of copies is in the trash until it can be freed.
     held: Arc<Mutex<BTreeSet<TrashName>>>,
-}
-
-/// That a run of an instance is kept apart.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Proof {
-    incarnation: String,
-    at: Timestamp,
 }
 
 /// A probe's own credential. Renewed at half its life, so that one always lasts longer than any wait.
 const PROBE_CREDENTIAL_LIFE: Duration = Duration::from_secs(3600);
 const PROBE_CREDENTIAL_RENEWED: Duration = Duration::from_secs(1800);
-
-/// How long a proof of isolation counts for a daemon that goes on running.
-const PROOF_RENEWED: Duration = Duration::from_secs(300);
-
-/// How long a look waits for a daemon that runs; a loaded one is looked at again by the wait for its first answer.
-const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Measuring walks what the last builds wrote.
 const SETTLE_PATIENCE: Duration = StepDeadlines::SETTLE;
@@ -243,111 +228,6 @@ impl HostEffects {
         .await
     }
 
-    /// One that answers is not served to anybody before its isolation is proven. Both take their time at once.
-    async fn await_isolated_and_serving(&self, record: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
-        tokio::try_join!(self.await_serving(record, settings), self.prove_isolation(record, settings))?;
-        Ok(())
-    }
-
-    /// For one that runs untrusted code; of others nothing is asked.
-    async fn prove_isolation(&self, record: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
-        if lane_of(record) == Lane::Trusted {
-            return Ok(());
-        }
-        self.proven().remove(&record.key);
-        let spec = self.spec_on_host(record, settings).await?;
-        // Before the proof: should another run follow meanwhile, it is the other that is not proven.
-        let InstanceState::Running { incarnation, .. } = self.parts.runtime.look(&spec).await? else {
-            let log = self.parts.runtime.last_words(&spec).await;
-            return Err(EffectError::Exited { key: record.key.clone(), log });
-        };
-        self.parts.runtime.prove_isolation(&spec).await.map_err(|error| match error {
-            source @ RuntimeError::NotIsolated { .. } => EffectError::NotIsolated { key: record.key.clone(), source },
-            error => error.into(),
-        })?;
-        self.proven().insert(record.key.clone(), Proof { incarnation, at: self.parts.clock.now() });
-        Ok(())
-    }
-
-    /// Whether builds may be sent to this run, as far as isolation goes. How old the proof is, the probes see to.
-    fn may_serve(&self, record: &ProjectRecord, incarnation: &str) -> bool {
-        lane_of(record) == Lane::Trusted
-            || self.proven().get(&record.key).is_some_and(|proof| proof.incarnation == incarnation)
-    }
-
-    /// As [`Self::prove_isolation`], where the last proof is old.
-    async fn prove_isolation_again(&self, record: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
-        let now = self.parts.clock.now();
-        let is_new = |proof: &Proof| {
-            let of_this_run = record.incarnation.as_ref() == Some(&proof.incarnation);
-            of_this_run && now >= proof.at && now.since(proof.at) < PROOF_RENEWED
-        };
-        if self.proven().get(&record.key).is_some_and(is_new) {
-            return Ok(());
-        }
-        self.prove_isolation(record, settings).await
-    }
-
-    fn proven(&self) -> MutexGuard<'_, HashMap<Key, Proof>> {
-        self.proven.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Until the daemon answers, or its instance goes away, whichever is first.
-    async fn await_serving(&self, record: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
-        let target = self.target(record).await?;
-        let spec = self.spec_on_host(record, settings).await?;
-        let patience = self.config.deadlines.await_serving;
-        let mut events = self.parts.runtime.events();
-        let serving = await_serving(&*self.parts.probe, &target, patience);
-        tokio::pin!(serving);
-        // A daemon that died before the subscription sends no event any more.
-        self.check_alive(record, &spec).await?;
-        loop {
-            tokio::select! {
-                outcome = &mut serving => match outcome {
-                    Ok(()) => return Ok(()),
-                    Err(source) => return Err(self.not_serving(record, &spec, source, &mut events).await),
-                },
-                event = events.recv() => match event {
-                    Ok(InstanceEvent::Changed(key)) if key != record.key => {}
-                    _ => self.check_alive(record, &spec).await?,
-                },
-            }
-        }
-    }
-
-    /// Why a daemon does not serve. What answers with a certificate of its own may be somebody else on the same address;
-    /// then ours is about to say in its log that the address is taken, and to go.
-    async fn not_serving(
-        &self,
-        record: &ProjectRecord,
-        spec: &InstanceSpec,
-        source: ProbeError,
-        events: &mut broadcast::Receiver<InstanceEvent>,
-    ) -> EffectError {
-        // One that gave up has been watched all the time.
-        let gave_up = matches!(source, ProbeError::GaveUp { .. });
-        let deadline = tokio::time::Instant::now() + if gave_up { Duration::ZERO } else { LOOK_PATIENCE };
-        loop {
-            if let Err(gone) = self.check_alive(record, spec).await {
-                return gone;
-            }
-            if tokio::time::timeout_at(deadline, events.recv()).await.is_err() {
-                break;
-            }
-        }
-        let log = self.parts.runtime.last_words(spec).await;
-        EffectError::NotServing { key: record.key.clone(), log, source }
-    }
-
-    async fn check_alive(&self, record: &ProjectRecord, spec: &InstanceSpec) -> Result<(), EffectError> {
-        if let InstanceState::Running { .. } = self.parts.runtime.look(spec).await? {
-            return Ok(());
-        }
-        let log = self.parts.runtime.last_words(spec).await;
-        Err(EffectError::Exited { key: record.key.clone(), log })
-    }
-
     async fn remove_files(&self, key: &Key) -> Result<(), EffectError> {
         self.proven().remove(key);
         self.targets.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
@@ -368,49 +248,6 @@ impl HostEffects {
         if let Err(error) = settled.await {
             tracing::debug!(key = %record.key, %error, "stopped without having measured its cache");
         }
-    }
-
-    /// Whether a daemon that runs answers now. Why not is the business of the wait for it.
-    async fn is_serving(&self, record: &ProjectRecord) -> Result<bool, EffectError> {
-        let target = self.target(record).await?;
-        let deadline = tokio::time::Instant::now() + LOOK_PATIENCE;
-        Ok(self.parts.probe.serving(&target, deadline).await.is_ok())
-    }
-
-    async fn probe(&self, record: &ProjectRecord, settings: &Settings) -> Result<Done, EffectError> {
-        self.prove_isolation_again(record, settings).await?;
-        let target = self.target(record).await?;
-        let deadline = tokio::time::Instant::now() + self.config.deadlines.ask;
-        let answered = self.parts.probe.serving(&target, deadline).await.is_ok();
-        let cpu = if answered { None } else { self.cpu_time(record, settings).await };
-        Ok(Done::Probed(Probed { answered, cpu }))
-    }
-
-    /// The last question before a stop in peace, so what may take its time is done before it is asked for the last time.
-    async fn count_builds(&self, record: &ProjectRecord, settings: &Settings) -> Result<Done, EffectError> {
-        let target = self.target(record).await?;
-        let ask = async || {
-            let deadline = tokio::time::Instant::now() + self.config.deadlines.ask;
-            self.parts.probe.builds(&target, deadline).await
-        };
-        let mut counted = ask().await;
-        if let Ok(0) = counted {
-            self.settle(record).await;
-            counted = ask().await;
-        }
-        match counted {
-            Ok(count) => Ok(Done::Builds { count: Some(count), cpu: None }),
-            Err(error) => {
-                tracing::debug!(key = %record.key, %error, "it did not say which builds run");
-                Ok(Done::Builds { count: None, cpu: self.cpu_time(record, settings).await })
-            }
-        }
-    }
-
-    /// `None` where it cannot be told.
-    async fn cpu_time(&self, record: &ProjectRecord, settings: &Settings) -> Option<Duration> {
-        let spec = self.spec_on_host(record, settings).await.ok()?;
-        self.parts.runtime.cpu_time(&spec).await.ok().flatten()
     }
 
     /// The certificates first: what is planned again after a crash is planned for as long as there is a volume.

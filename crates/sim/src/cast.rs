@@ -57,6 +57,10 @@ impl Cast {
         of < self.everybody() && matches!(self.part(of), Part::Member(_)) && self.parent(of) == project
     }
 
+    pub(crate) const fn is_member(self, of: Project) -> bool {
+        matches!(self.part(of), Part::Member(_))
+    }
+
     pub(crate) const fn is_fork(self, of: Project) -> bool {
         matches!(self.part(of), Part::Fork | Part::PullRequest(_))
     }

@@ -96,8 +96,8 @@ impl Life {
             Ok(routed) => routed,
             Err(error) => return self.ended(request, Ending::Bad(error.to_string())),
         };
-        let Some((holder, ready)) = self.take(request, routed, answer_lost, wish).await else { return };
-        if !ready && !self.poll_until_ready(&holder, way).await {
+        let Some((mut holder, ready)) = self.take(request, routed, answer_lost, wish).await else { return };
+        if !ready && !self.poll_until_ready(&mut holder, way).await {
             // It gives up, and does not care to say so.
             self.sim.world().holders.remove(&holder.lease);
             return;
@@ -145,8 +145,8 @@ impl Life {
         Some(self.sim.world().row(&key, &lease))
     }
 
-    /// False: it will not be.
-    async fn poll_until_ready(&self, holder: &Holder, way: Way) -> bool {
+    /// False: it will not be. The lease may be another afterwards, where a member could not be had.
+    async fn poll_until_ready(&self, holder: &mut Holder, way: Way) -> bool {
         let Way::Poll(wait) = way else { return true };
         for _ in 0..30 {
             self.pause(SECOND).await;
@@ -168,6 +168,13 @@ impl Life {
                     let ready = response.ready.then_some(response.generation);
                     let row = self.row(&holder.token.hash()).await;
                     self.record(Fact::Renewed { lease, change: Change::Done, row });
+                    if response.build_id.as_deref() != Some(holder.token.reveal()) {
+                        match self.move_on(request, routed, holder).await {
+                            Some(true) => return true,
+                            Some(false) => continue,
+                            None => return false,
+                        }
+                    }
                     self.record(Fact::Leased { request, lease, project, ready, row });
                     routed.delivered();
                     self.ended(request, Ending::Good);
@@ -187,6 +194,19 @@ impl Life {
             }
         }
         false
+    }
+
+    /// To the lease of an answer that is about another daemon of the project; the one before ends with it. Whether the other is
+    /// ready; `None`: it was not right.
+    async fn move_on(&self, request: Request, routed: Routed, holder: &mut Holder) -> Option<bool> {
+        let before = holder.lease;
+        self.record(Fact::Released { lease: before, change: Change::Begun });
+        let cast = self.sim.world().cast;
+        let project = if cast.is_member(holder.project) { cast.parent(holder.project) } else { holder.project };
+        let (taken, ready) = self.take(request, routed, false, Holder { project, ..holder.clone() }).await?;
+        self.sim.world().holders.remove(&before);
+        *holder = taken;
+        Some(ready)
     }
 
     // === Builds

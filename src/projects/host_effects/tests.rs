@@ -3,10 +3,12 @@
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
+use kiln_domain::health::Probed;
 use kiln_domain::{BuildSpec, Entitlement};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
+use super::serving::LOOK_PATIENCE;
 use super::*;
 use crate::buildkit::ControlError;
 use crate::host::RuntimeError;
