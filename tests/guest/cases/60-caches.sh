@@ -123,9 +123,9 @@ walls_stand() {
     neighbour=${neighbour%:*}
     "$GUEST_BIN/busybox" httpd -f -p 8180 -h "$GUEST_BIN/examples" </dev/null >/dev/null 2>&1 &
     listener=$!
-    check "$1: this host is reached on 8180" await 2 reached 169.254.0.1 8180
+    check "$1: this host is reached on 8180" await 10 reached 169.254.0.1 8180
     check "$1: not by the fork" fork_is_kept_from 169.254.0.1 8180
-    check "$1: the project's daemon is reached" reached "$neighbour" 8372
+    check "$1: the project's daemon is reached" await 10 reached "$neighbour" 8372
     check "$1: not by the fork either" fork_is_kept_from "$neighbour" 8372
     check "$1: the fork has a network" nsenter --target "$(daemon_of "$fork" | awk '{ print $2 }')" --net ip route get 5.5.5.5 >/dev/null
     kill "$listener"
