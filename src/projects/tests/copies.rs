@@ -161,8 +161,8 @@ fn watched(window: Duration) -> Policy {
     Policy { health: HealthPolicy { probe_every: soon, ask_again: soon, ..policy.health }, ..policy }
 }
 
-async fn asked_now(bench: &Bench, name: &str) -> RouteResponse {
-    let options = RouteOptions { wait: Some(Duration::ZERO), ..of_pull_request(name) };
+async fn asked_for(bench: &Bench, name: &str, wait: Duration) -> RouteResponse {
+    let options = RouteOptions { wait: Some(wait), ..of_pull_request(name) };
     deliver(bench.projects.route(spec(), options).await.expect("leased"))
 }
 
@@ -185,12 +185,14 @@ async fn k7_a_fork_whose_isolation_nobody_can_tell_serves_nobody() {
 
 #[tokio::test]
 async fn k7_a_fork_whose_proof_cannot_be_renewed_gets_no_more_builds_though_the_host_cannot_be_looked_at() {
-    let bench = bench_with(watched(Duration::from_secs(900)));
+    let mut policy = watched(Duration::from_secs(900));
+    policy.health.ask_again = Duration::from_secs(1);
+    let bench = bench_with(policy);
     let fork = untrusted(&bench, Some("1")).await.expect("routed").key;
     bench.effects.set_mood(Mood::Blind);
     bench.effects.set_unproven(true);
     bench.until("it was asked in vain", async |b| told(b, &fork, "doubt").await).await;
-    assert!(!asked_now(&bench, "1").await.ready);
+    assert!(!asked_for(&bench, "1", Duration::from_millis(300)).await.ready);
     assert_eq!(bench.count(Step::StopInstance(Stop::Force)), 0, "nothing says that it leaks");
     bench.effects.set_unproven(false);
     bench.effects.set_mood(Mood::Obedient);
@@ -215,7 +217,7 @@ async fn k7_a_fork_that_says_what_it_builds_has_proven_nothing() {
                 .is_some_and(|view| view.reason.contains("by its own account"))
         })
         .await;
-    assert!(!asked_now(&bench, "1").await.ready);
+    assert!(!asked_for(&bench, "1", Duration::ZERO).await.ready);
     bench.effects.set_unproven(false);
     assert!(untrusted(&bench, Some("1")).await.expect("routed").ready);
 }
