@@ -9,6 +9,7 @@ use kiln_domain::{Key, ProjectRecord, Role, Settings, Snapshot, SnapshotName, Ti
 
 use super::super::reconcile::record_of;
 use super::{EffectError, Effects as _, HostEffects, HostParts, described, size_of};
+use crate::host::RuntimeError;
 use crate::host::volumes::{TrashName, Volume, VolumeError, broken_database, changed_blobs, emptied_database};
 
 /// A daemon that opens a large cache for the first time reads through it.
@@ -172,6 +173,7 @@ impl HostEffects {
         let Some(address) = self.config.trial_address else { return Ok(Verdict::Unchecked) };
         let trial = ProjectRecord { key: record.key.trial(), address, ..record.clone() };
         self.clear_trial(&trial, settings).await?;
+        self.no_other_trial_runs(&trial.key).await?;
         self.parts.volumes.clone_snapshot(&record.key, snapshot, &trial.key, &described(&trial)).await?;
         let tried = tokio::time::timeout(TRIAL_PATIENCE, self.open_clone(&trial, settings, (&record.key, snapshot)));
         let tried = tried.await;
@@ -186,6 +188,17 @@ impl HostEffects {
             Err(_) => return Err(EffectError::TimedOut { step: "try a snapshot out", after: TRIAL_PATIENCE }),
         };
         cleared.map(|()| verdict)
+    }
+
+    /// All trials have one address: what is left of another, and could not be removed, may be there.
+    async fn no_other_trial_runs(&self, trial: &Key) -> Result<(), EffectError> {
+        let is_other = |key: &Key| key.role() == Role::Trial && key != trial;
+        let mut found = self.parts.runtime.found().await?.into_iter();
+        let Some(other) = found.find(|found| found.running && found.key.as_ref().is_some_and(is_other)) else {
+            return Ok(());
+        };
+        let why = "what an earlier trial has left still runs, at the address that all of them have".to_owned();
+        Err(RuntimeError::Refused { operation: "try a snapshot out beside", instance: other.name, why }.into())
     }
 
     /// `trial` has a clone of this snapshot of `key`.

@@ -669,6 +669,24 @@ async fn a_copy_that_got_no_further_than_the_trash_goes_with_the_last_of_it() {
     assert_eq!(left().await.collect::<Vec<_>>(), [project], "a project's own stays");
 }
 
+#[tokio::test]
+async fn no_snapshot_is_tried_out_where_another_trial_still_runs() {
+    let lab = Lab::new();
+    lab.step(Step::CreateVolume).await;
+    let taken = lab.step(Step::TakeSnapshot).await;
+    let Done::Snapshots { all, .. } = taken else { panic!("no snapshots: {taken:?}") };
+    let spec = BuildSpec::new("github.com/org/other", "", "", "amd64").expect("valid");
+    let left = ProjectRecord { key: Key::of(&spec).trial(), spec, ..lab.record.clone() };
+    lab.volumes.fork(&lab.record.key, &left.key, &described(&left)).await.expect("a copy");
+    for step in [Step::WriteFiles, Step::CreateInstance, Step::StartInstance] {
+        lab.effects.perform(step, &left, &lab.settings).await.expect("done");
+    }
+    let refused = lab.effects.try_out(&lab.record, &lab.settings, all[0].name).await.expect_err("its address is taken");
+    assert!(refused.in_words().contains("an earlier trial has left"), "{refused:?}");
+    lab.effects.sweep_trials().await.expect("swept");
+    assert_eq!(lab.effects.try_out(&lab.record, &lab.settings, all[0].name).await.expect("tried"), Verdict::Good);
+}
+
 /// A snapshot of a tool's own on it, as it may be: nobody waits for that, and it goes when it can.
 #[tokio::test]
 async fn a_copy_that_cannot_be_freed_keeps_nobody_waiting() {

@@ -97,6 +97,8 @@ UNIT
     systemctl --quiet enable --now kilnd-60
 }
 
+as_before() { as_it_is >"$home/after" && cmp -s "$home/before" "$home/after"; }
+
 # What has to outlive a boot, in words.
 as_it_is() {
     local of
@@ -187,9 +189,11 @@ case $GUEST_MARK in
         key=$(kiln key --repo "$repo") asleep=$(kiln key --repo "$repo-asleep") fork=$(answer held .key)
         check "the hot project comes up again" await 60 is_phase "$key" warm
         check "so does the fork that has a lease" await 60 is_phase "$fork" warm
-        as_it_is >"$home/after"
         walls_stand after
+        # A first start in the rush of a boot may take a second try.
+        await 60 as_before || true
         same "state and caches are as before" '' "$(diff "$home/before" "$home/after" | tr '\n' ';')"
+        kiln events --key "$fork" | tail -n 12 | cut -c1-240
         hello two "$repo" --build-arg ROUND=one
         same "a build after it" 0 "$hello_status"
         same "finds all in its cache" "$hello_steps" "$hello_cached"

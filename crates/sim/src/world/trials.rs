@@ -10,6 +10,7 @@ use kiln_domain::{Key, ProjectRecord, Role, Settings, SnapshotName, Step, Verdic
 use tokio::time::timeout;
 
 use super::ModelHost;
+use super::ops::unavailable;
 use crate::config::DEADLINES;
 use crate::history::Fact;
 
@@ -29,6 +30,9 @@ impl ModelHost {
         let trial = ProjectRecord { key: record.key.trial(), address: ADDRESS, ..record.clone() };
         self.clear_trial(&trial, settings).await?;
         self.pass(true).await?;
+        if self.another_runs(&trial.key) {
+            return Err(unavailable(Step::StartInstance));
+        }
         self.sim.world().clone_snapshot(&record.key, snapshot, &trial)?;
         let tried = timeout(PATIENCE, self.open_clone(&trial, settings)).await;
         let opened = match &tried {
@@ -49,6 +53,13 @@ impl ModelHost {
             Err(_) => return Err(EffectError::TimedOut { step: "try a snapshot out", after: PATIENCE }),
         };
         cleared.map(|()| verdict)
+    }
+
+    /// All trials have one address.
+    fn another_runs(&self, trial: &Key) -> bool {
+        let world = self.sim.world();
+        let mut others = world.host.instances.iter().filter(|(key, _)| key.role() == Role::Trial && *key != trial);
+        others.any(|(_, instance)| instance.daemon.is_some())
     }
 
     async fn open_clone(&self, trial: &ProjectRecord, settings: &Settings) -> Result<(), EffectError> {
