@@ -132,6 +132,22 @@ async fn an_empty_cache_is_had_for_the_asking() {
     assert_eq!(bench.count(Step::CreateVolume), 2);
 }
 
+/// It was done, and nobody was told: those that were newer are not there any more, and what is left is the newest.
+#[tokio::test]
+async fn after_a_way_back_that_seemed_to_fail_the_one_it_went_to_is_not_given_up() {
+    let bench = bench_with(eager());
+    build(&bench).await;
+    for _ in 0..2 {
+        bench.projects.snapshot(&key()).await.expect("taken");
+    }
+    bench.effects.set_mood(Mood::Lossy(Step::Rollback(FIRST)));
+    bench.projects.rollback(&key(), Some(FIRST), false).await.expect_err("the answer is lost");
+    bench.effects.set_mood(Mood::Obedient);
+    bench.projects.thin(&key(), HistoryPolicy::LEAST).await.expect("looked through");
+    let left: Vec<SnapshotName> = bench.effects.snapshots_of(&key()).iter().map(|snapshot| snapshot.name).collect();
+    assert!(left.contains(&FIRST), "{left:?}");
+}
+
 #[tokio::test]
 async fn a_damaged_cache_goes_back_by_itself_and_whoever_waits_gets_the_daemon() {
     let bench = bench_with(eager());

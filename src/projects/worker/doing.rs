@@ -81,6 +81,10 @@ impl Worker {
 
     pub(super) async fn take_in(&mut self, outcome: Outcome, took: Duration) {
         self.measure(&outcome, took);
+        if let Outcome::Performed(Step::Rollback(_), Err(_)) = &outcome {
+            // It may have been done, or will be: which snapshots there are is to be asked anew before one is given up.
+            self.snapshots = None;
+        }
         match outcome {
             // It may be out of date already.
             Outcome::Observed(Ok(_)) if self.changed_since => self.look = Some(Occasion::Event),
