@@ -146,8 +146,9 @@ fn the_database_s_disk_becomes_read_only_under_it() {
     only_writes_are_refused(&stage, &kilnd, &build, "read-only");
 }
 
-/// A daemon that never answers. Not `exec sleep`: what runs under another name is not taken for the daemon, but for one that died.
-const STARTS_FOR_EVER: &str = "while :; do sleep 0.1; done";
+/// A daemon that never answers, for as long as there is its program, and no `buildkitd.ends` beside it. Not `exec sleep`: what runs under
+/// another name is not taken for the daemon, but for one that died.
+const NEVER_ANSWERS: &str = r#"while [ -e "$0" ] && [ ! -e "$0.ends" ]; do sleep 0.05; done"#;
 
 /// A project without a daemon that works: its cache is made before its daemon is started.
 fn failed_project(kilnd: &Kilnd<'_>, repo: &str) -> String {
@@ -203,7 +204,7 @@ fn a_project_whose_row_was_spoilt_by_hand_comes_back_with_a_rebuild() {
 /// What a backup or an admin's `sqlite3` does, for longer than a write waits.
 #[test]
 fn a_database_that_another_program_holds_is_not_now() {
-    let stage = Stage::with_script(STARTS_FOR_EVER, "");
+    let stage = Stage::with_script(NEVER_ANSWERS, "");
     let kilnd = stage.start();
     let route = || kilnd.post("/route?wait=0", &format!(r#"{{"repo":"{REPO}","arch":"amd64"}}"#));
     let leased = route();
@@ -271,7 +272,7 @@ fn a_cache_is_not_restored_over_another() {
     assert_eq!(failed_project(&kilnd, REPO), key);
     refused("has another cache in its place");
     // And under a daemon, be it only on its way.
-    stage.set_buildkitd(STARTS_FOR_EVER);
+    stage.set_buildkitd(NEVER_ANSWERS);
     let waiting = kilnd.post("/route?wait=0", &format!(r#"{{"repo":"{REPO}","arch":"amd64"}}"#));
     assert_eq!(waiting.status, 202, "{waiting:?}");
     until("it to be on its way", || kilnd.project(REPO)["phase"] == "starting");
@@ -279,6 +280,7 @@ fn a_cache_is_not_restored_over_another() {
     let token = waiting.json()["buildId"].as_str().expect("a token").to_owned();
     let released = kilnd.post("/complete", &format!(r#"{{"key":"{key}","buildId":"{token}"}}"#));
     assert_eq!(released.status, 204, "{released:?}");
+    fs::write(stage.buildkitd().with_extension("ends"), "").expect("written");
     until("it to be removed", || remove() == 204);
     let answer = restore();
     assert_eq!((answer.status, answer.json()["key"].as_str()), (200, Some(key.as_str())), "{answer:?}");
