@@ -272,7 +272,7 @@ impl Projects {
     fn settings_view(&self, record: &ProjectRecord) -> SettingsView {
         let none = Settings::default();
         let rule = self.config.rules.first(&record.spec.repo).map_or(none, |rule| rule.settings.clone());
-        let rule = if record.key.role().is_derived() { rule.of_a_copy() } else { rule };
+        let rule = rule.for_role(record.key.role());
         let effective = self.shared.settings(record);
         let window = kiln_domain::idle::window(record, &effective, self.shared.clock.now(), &self.config.policy.idle);
         let number = |count: Option<u32>| count.map(|count| count.to_string());

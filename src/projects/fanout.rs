@@ -164,7 +164,10 @@ impl Projects {
             left: None,
         };
         match unless_away(key, &worker, self.stay(&worker, routed, patience)).await {
-            Err(error) if let Role::Member(number) = key.role() => {
+            Err(error)
+                if let Role::Member(number) = key.role()
+                    && !matches!(error, RouteError::Closing) =>
+            {
                 let other = self.place_without(&Identity::member(identity.spec.clone(), number));
                 tracing::info!(%key, instead = %other.key, %error, "a build moves on from a member that cannot be had");
                 let routed = self.lease(&other, patience).await?;

@@ -60,8 +60,7 @@ impl Shared {
 
     /// What counts for a project.
     pub(super) fn settings(&self, record: &ProjectRecord) -> Settings {
-        let settings = self.rules.settings(&record.settings, &record.spec.repo, &self.defaults);
-        if record.key.role().is_derived() { settings.of_a_copy() } else { settings }
+        self.rules.settings(&record.settings, &record.spec.repo, &self.defaults).for_role(record.key.role())
     }
 }
 

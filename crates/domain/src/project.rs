@@ -231,7 +231,7 @@ impl ProjectRecord {
     /// What is derived from a project has its limits and the size that its volume has grown to (F23, C10). How eagerly it is
     /// kept up is its own.
     pub fn take_after(&mut self, project: &Self) {
-        self.settings = project.settings.clone().of_a_copy();
+        self.settings = project.settings.clone().for_role(self.key.role());
         self.cache.size = project.cache.size;
     }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::key::Role;
 use crate::repo::RepoName;
 
 /// How eagerly a project's daemon is kept up.
@@ -152,15 +153,17 @@ impl Settings {
     /// Daemons of one project on one host: with more of them each has less than a build needs.
     pub const MOST_MEMBERS: u16 = 32;
 
-    /// What of it counts for what is derived from a project: how eagerly that is kept up is nobody's to set, or it would never go.
+    /// What of it counts for one of this role: how eagerly a copy is kept up is nobody's to set, or it would never go.
     #[must_use]
-    pub fn of_a_copy(self) -> Self {
-        Self { tier: None, idle_window: None, fan_out: None, ..self }
+    pub fn for_role(self, role: Role) -> Self {
+        if role.is_derived() { Self { tier: None, idle_window: None, fan_out: None, ..self } } else { self }
     }
 
-    pub fn check_of_a_copy(&self) -> Result<(), SettingsError> {
+    /// Whether nothing is set that [`Settings::for_role`] leaves out.
+    pub fn check_for(&self, role: Role) -> Result<(), SettingsError> {
         let why = "is the project's to have: a copy of its cache goes when nobody uses it";
         match (self.tier, self.idle_window, self.fan_out) {
+            _ if !role.is_derived() => Ok(()),
             (Some(tier), ..) => Err(SettingsError::new("tier", tier.name(), why)),
             (_, Some(window), _) => Err(SettingsError::new("idle_window", format!("{} s", window.as_secs()), why)),
             (_, _, Some(members)) => Err(SettingsError::new("fan_out", members, why)),

@@ -234,7 +234,7 @@ impl HostEffects {
     pub(super) async fn sweep(&self) -> Result<(), EffectError> {
         let HostParts { runtime, volumes, .. } = &self.parts;
         let is_trial = |key: &Option<Key>| key.as_ref().is_some_and(|key| key.role() == Role::Trial);
-        // What is left of one trial is in the way of no other's.
+        // What of one trial cannot be removed keeps nothing of the others.
         let mut outcome = Ok(());
         for found in runtime.found().await?.into_iter().filter(|found| is_trial(&found.key)) {
             let Ok(trial) = record_of(&found.properties, Timestamp::EPOCH) else { continue };

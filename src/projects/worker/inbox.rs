@@ -188,8 +188,7 @@ impl Worker {
         // Together with what it inherits: a window on a hot project is a contradiction wherever each comes from.
         let before = std::mem::replace(&mut self.record.settings, own.clone());
         let effective = self.shared.settings(&self.record);
-        let sound = own.check().and_then(|()| effective.check());
-        let sound = if self.key.role().is_derived() { sound.and_then(|()| own.check_of_a_copy()) } else { sound };
+        let sound = own.check().and_then(|()| own.check_for(self.key.role())).and_then(|()| effective.check());
         let host = &self.shared.host_size;
         let sound = sound.and_then(|()| own.check_against(host)).and_then(|()| own.check_limits(&before, host));
         if let Err(error) = sound {

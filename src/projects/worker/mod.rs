@@ -21,6 +21,7 @@
 //! | `answers.rs` | leases, grants and refusals |
 //! | `past.rs` | snapshots, going back, and what is told of both |
 //! | `recording.rs` | phases, on the disk and in the journal |
+//! | `run.rs` | what is known of one run of the daemon |
 //! | `clock.rs` | the worker's own time |
 
 mod answers;
@@ -29,6 +30,7 @@ mod doing;
 mod inbox;
 mod past;
 mod recording;
+mod run;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,11 +39,11 @@ use answers::Stopped;
 use doing::{InFlight, landed};
 use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::explain::{Explanation, explain};
-use kiln_domain::health::Health;
 use kiln_domain::plan::{
-    Counted, Demand, InstanceSeen, Observed, Past, Place, Reason, Room, Setbacks, Situation, StopWish, VolumeSeen,
+    Demand, InstanceSeen, Observed, Past, Place, Reason, Room, Setbacks, Situation, StopWish, VolumeSeen,
 };
 use kiln_domain::{Key, Lease, Phase, Plan, ProjectRecord, Settings, Snapshot, Step, Timestamp, plan};
+use run::{FirstAnswer, Run};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -133,41 +135,6 @@ pub(super) struct Worker {
     anchor: (Timestamp, Instant),
     /// Its record is gone from the store.
     removed: bool,
-}
-
-/// What is known of this run of the daemon.
-#[derive(Default)]
-struct Run {
-    health: Health,
-    first_answer: FirstAnswer,
-    counted: Option<Counted>,
-    /// What it was found to reach, and must not.
-    leaks: Option<String>,
-    /// The incarnation whose first answer was waited for in vain.
-    gave_up_on: Option<String>,
-    /// Others need the room.
-    room_wanted: bool,
-    /// Its volume was full, and has been given more since: of no use to this run.
-    was_full: bool,
-}
-
-impl Run {
-    /// That Kiln's last life has left.
-    fn of(phase: &Phase) -> Self {
-        let served = matches!(phase, Phase::Warm | Phase::Draining);
-        Self { first_answer: if served { FirstAnswer::Given } else { FirstAnswer::Unknown }, ..Self::default() }
-    }
-}
-
-/// What is known of a run's first answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum FirstAnswer {
-    /// Somebody else started it, or it must not be asked.
-    #[default]
-    Unknown,
-    /// It was started by this worker, and has not answered yet.
-    Due,
-    Given,
 }
 
 /// What a step is begun for.
