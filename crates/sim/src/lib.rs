@@ -34,6 +34,7 @@ mod rng;
 mod run;
 mod scenario;
 mod tail;
+mod trouble;
 mod world;
 
 pub use history::Failure;

@@ -15,6 +15,9 @@ use crate::host::RuntimeError;
 use crate::host::fake::{FakeRuntime, Fault, Operation};
 use crate::host::volumes::{DirEngine, FakeVolumes, search_path};
 
+mod caches;
+mod isolation;
+
 /// How a daemon takes a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
@@ -257,19 +260,6 @@ async fn what_is_set_reaches_the_instance_and_its_files() {
 }
 
 #[tokio::test]
-async fn what_a_cache_has_grown_to_is_what_its_volume_and_its_daemon_have() {
-    let mut lab = Lab::running().await;
-    let size = async |lab: &Lab| lab.volumes.usage(&lab.record.key).await.expect("measured").size;
-    lab.record.cache.size = Some(96 << 30);
-    assert_eq!(lab.seen().await.files, FilesSeen::Stale);
-    lab.step(Step::WriteFiles).await;
-    assert_eq!((size(&lab).await, lab.seen().await.files), (Some(96 << 30), FilesSeen::Current));
-    lab.settings.volume_bytes = Some(128 << 30);
-    lab.step(Step::WriteFiles).await;
-    assert_eq!(size(&lab).await, Some(128 << 30), "a first size that was raised");
-}
-
-#[tokio::test]
 async fn files_are_old_when_time_or_a_hand_says_so() {
     let lab = Lab::running().await;
     let toml = lab.state.path().join("daemons").join(lab.record.key.as_str()).join(TOML);
@@ -426,138 +416,6 @@ async fn what_is_set_outlives_the_database() {
     assert_eq!(lab.seen().await.volume, VolumeSeen::Ready, "and is no part of the identity");
 }
 
-/// Made smaller than what is in it, a cache is collected down to that.
-#[tokio::test]
-async fn what_a_cache_has_grown_to_comes_back_with_it() {
-    let mut lab = Lab::new();
-    let key = lab.record.key.clone();
-    lab.step(Step::CreateVolume).await;
-    lab.step(Step::Resize(135 << 30)).await;
-    lab.effects.discard_volume(&key).await.expect("discarded");
-    let trashed = lab.effects.trash().await.expect("listed").remove(0);
-    let marks = lab.effects.restore(&trashed.name).await.expect("restored");
-    lab.record = super::super::reconcile::record_of(&marks, Timestamp::from_millis(BEGIN)).expect("a project");
-    lab.step(Step::WriteFiles).await;
-    assert_eq!(lab.volumes.usage(&key).await.expect("measured").size, Some(135 << 30));
-    let toml = lab.state.path().join("daemons").join(key.as_str()).join(TOML);
-    let toml = std::fs::read_to_string(toml).expect("written");
-    let kept = Collection::of(135 << 30, &Bounds::new(64 << 30, None, &SizePolicy::default()), &SizePolicy::default());
-    assert!(toml.contains(&kept.ceiling.to_string()), "{toml}");
-    // As `kiln set` does, at any time later.
-    lab.effects.describe(&lab.record).await.expect("written");
-    let survey = lab.effects.survey().await.expect("looked through");
-    assert_eq!(survey.volumes[0].properties.get(SIZE), Some(&(135_u64 << 30).to_string()));
-}
-
-#[tokio::test]
-async fn untrusted_code_is_served_to_nobody_before_its_isolation_is_proven() {
-    let mut lab = Lab::running().await;
-    lab.step(Step::AwaitServing).await;
-    lab.step(Step::Probe).await;
-    assert_eq!(lab.runtime.proofs(), 0, "trusted code needs none");
-
-    lab.record.key = lab.record.key.fork();
-    for step in [Step::CreateVolume, Step::WriteFiles, Step::CreateInstance, Step::StartInstance] {
-        lab.step(step).await;
-    }
-    let violated = |outcome: Result<Done, EffectError>| {
-        let error = outcome.expect_err("it leaks");
-        assert!(matches!(error, EffectError::NotIsolated { .. }) && !error.is_retryable(), "{error:?}");
-        assert!(error.in_words().contains("the metadata service"), "{}", error.in_words());
-    };
-    let key = lab.record.key.clone();
-    lab.runtime.set_leak(&key, Some("from inside it reached the metadata service"));
-    violated(lab.try_step(Step::AwaitServing).await);
-    violated(lab.try_step(Step::Probe).await);
-    lab.runtime.set_leak(&key, None);
-    lab.runtime.set_fault(Operation::Prove, Some(Fault::Fail));
-    let unknown = lab.try_step(Step::AwaitServing).await.expect_err("nobody knows");
-    assert!(unknown.is_retryable(), "{unknown}");
-    lab.runtime.set_fault(Operation::Prove, None);
-    lab.step(Step::AwaitServing).await;
-    lab.record.incarnation = Some(lab.incarnation().await);
-
-    let proofs = lab.runtime.proofs();
-    lab.runtime.set_leak(&key, Some("the metadata service"));
-    lab.clock.0.fetch_add(299_000, Ordering::SeqCst);
-    lab.step(Step::Probe).await;
-    assert_eq!(lab.runtime.proofs(), proofs, "a proof counts for five minutes");
-    lab.clock.0.fetch_add(1_000, Ordering::SeqCst);
-    violated(lab.try_step(Step::Probe).await);
-    lab.runtime.set_leak(&key, None);
-    lab.step(Step::Probe).await;
-    lab.step(Step::Probe).await;
-    assert_eq!(lab.runtime.proofs(), proofs + 2);
-    // A clock that was set back makes no proof newer.
-    lab.clock.0.fetch_sub(3_600_000, Ordering::SeqCst);
-    lab.step(Step::Probe).await;
-    assert_eq!(lab.runtime.proofs(), proofs + 3);
-}
-
-#[tokio::test]
-async fn untrusted_code_that_answers_is_not_seen_to_serve_without_a_proof_of_this_run() {
-    let serves = async |lab: &Lab, effects: &HostEffects| {
-        let seen = effects.observe(&lab.record, &lab.settings).await.expect("observed");
-        matches!(seen.instance, InstanceSeen::Running { serving: true, .. })
-    };
-    let mut lab = Lab::running().await;
-    assert!(serves(&lab, &lab.effects).await, "of trusted code nothing is asked");
-    lab.record.key = lab.record.key.fork();
-    for step in [Step::CreateVolume, Step::WriteFiles, Step::CreateInstance, Step::StartInstance] {
-        lab.step(step).await;
-    }
-    // One whose proof fails without a leak.
-    lab.runtime.set_fault(Operation::Prove, Some(Fault::Fail));
-    lab.try_step(Step::AwaitServing).await.expect_err("nobody knows");
-    assert!(!serves(&lab, &lab.effects).await);
-    lab.runtime.set_fault(Operation::Prove, None);
-    lab.step(Step::AwaitServing).await;
-    assert!(serves(&lab, &lab.effects).await);
-    lab.record.incarnation = Some(lab.incarnation().await);
-    lab.step(Step::Probe).await;
-
-    // One whose proof cannot be renewed.
-    lab.clock.0.fetch_add(300_000, Ordering::SeqCst);
-    lab.runtime.set_fault(Operation::Prove, Some(Fault::Fail));
-    lab.try_step(Step::Probe).await.expect_err("nobody knows");
-    assert!(!serves(&lab, &lab.effects).await);
-    lab.runtime.set_fault(Operation::Prove, None);
-    lab.step(Step::Probe).await;
-    assert!(serves(&lab, &lab.effects).await);
-
-    // One that was running when Kiln began.
-    let again = lab.restarted();
-    assert!(!serves(&lab, &again).await);
-    again.perform(Step::AwaitServing, &lab.record, &lab.settings).await.expect("proven");
-    assert!(serves(&lab, &again).await);
-
-    // One that somebody else has started anew.
-    assert!(lab.runtime.kill(&lab.record.key));
-    lab.step(Step::StartInstance).await;
-    assert!(!serves(&lab, &lab.effects).await);
-    let proofs = lab.runtime.proofs();
-    lab.record.incarnation = Some(lab.incarnation().await);
-    lab.step(Step::Probe).await;
-    assert_eq!((lab.runtime.proofs(), serves(&lab, &lab.effects).await), (proofs + 1, true));
-}
-
-#[tokio::test]
-async fn a_fork_has_its_parent_s_limits_at_most_and_none_of_its_entitlements() {
-    let mut lab = Lab::new();
-    lab.settings.entitlements = Some([Entitlement::SecurityInsecure].into());
-    lab.settings.memory_bytes = Some(20 << 30);
-    let toml = |lab: &Lab| lab.effects.toml(&lab.record, &lab.settings, "/v".into()).expect("rendered");
-    let spec = |lab: &Lab| lab.effects.spec(&lab.record, &lab.settings, "/v".into());
-    let parent = spec(&lab);
-    assert!(toml(&lab).contains("insecure-entitlements = [\"security.insecure\"]"), "{}", toml(&lab));
-    assert_eq!((parent.lane, parent.limits.memory_bytes, parent.limits.cpus), (Lane::Trusted, Some(20 << 30), None));
-    lab.record.key = lab.record.key.fork();
-    let fork = spec(&lab);
-    assert!(toml(&lab).contains("insecure-entitlements = []"), "{}", toml(&lab));
-    assert_eq!((fork.lane, fork.limits.memory_bytes, fork.limits.cpus), (Lane::Untrusted, Some(8 << 30), Some(4)));
-    assert_eq!(fork.limits.processes, Some(4096));
-}
-
 #[tokio::test]
 async fn a_survey_shows_everything_and_what_runs_is_not_removed() {
     let lab = Lab::running().await;
@@ -572,62 +430,6 @@ async fn a_survey_shows_everything_and_what_runs_is_not_removed() {
     lab.effects.remove_instance("web").await.expect("removed");
     lab.runtime.set_fault(Operation::Found, Some(Fault::Fail));
     lab.effects.survey().await.expect_err("half a survey is none");
-}
-
-#[tokio::test]
-async fn the_trash_gives_back_what_it_was_given() {
-    let lab = Lab::new();
-    lab.step(Step::CreateVolume).await;
-    lab.effects.discard_volume(&lab.record.key).await.expect("discarded");
-    let trashed = lab.effects.trash().await.expect("listed").remove(0);
-    assert_eq!(trashed.since, Timestamp::from_millis(BEGIN));
-    let properties = lab.effects.restore(&trashed.name).await.expect("restored");
-    assert_eq!(properties.get("repo").map(String::as_str), Some("github.com/org/repo"));
-    assert_eq!(lab.seen().await.volume, VolumeSeen::Ready);
-    let error = lab.effects.restore(&trashed.name).await.expect_err("it is not in there any more");
-    assert!(matches!(error, EffectError::Volume(VolumeError::Missing { .. })), "{error}");
-    lab.effects.discard_volume(&lab.record.key).await.expect("discarded");
-    let trashed = lab.effects.trash().await.expect("listed").remove(0);
-    lab.effects.purge(&trashed.name).await.expect("freed");
-    lab.effects.purge(&trashed.name).await.expect("freed already");
-    assert!(lab.effects.trash().await.expect("listed").is_empty());
-}
-
-#[tokio::test]
-async fn a_cache_that_was_given_up_has_no_past() {
-    let lab = Lab::new();
-    let key = &lab.record.key;
-    assert_eq!(lab.effects.snapshots(key).await.expect("listed"), []);
-    lab.step(Step::CreateVolume).await;
-    lab.step(Step::TakeSnapshot).await;
-    assert_eq!(lab.effects.snapshots(key).await.expect("listed").len(), 1);
-    lab.step(Step::DiscardCache).await;
-    assert_eq!(lab.effects.snapshots(key).await.expect("listed"), []);
-}
-
-/// Whatever was damaged before it was taken, all later snapshots have as well.
-#[tokio::test]
-async fn a_snapshot_of_what_was_damaged_while_its_daemon_ran_is_not_good() {
-    const HELLO: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
-    let lab = Lab::new();
-    let root = lab.state.path().join("volumes");
-    std::fs::create_dir(&root).expect("made");
-    let volumes = Arc::new(DirEngine::at(&root, &search_path(), lab.clock.clone()).await.expect("opened"));
-    let effects = lab.with_volumes(volumes.clone());
-    let (key, step) = (&lab.record.key, |step| effects.perform(step, &lab.record, &lab.settings));
-    step(Step::CreateVolume).await.expect("made");
-    let blobs = volumes.get(key).await.expect("found").expect("there").path.join("runc-overlayfs/content/blobs/sha256");
-    std::fs::create_dir_all(&blobs).expect("made");
-    for (text, verdict) in [("hello", Verdict::Good), ("hell", Verdict::Bad), ("hello", Verdict::Good)] {
-        std::fs::write(blobs.join(HELLO), text).expect("written");
-        let taken = step(Step::TakeSnapshot).await.expect("taken");
-        let Done::Snapshots { all, .. } = taken else { panic!("no snapshots: {taken:?}") };
-        let newest = all.last().expect("one").name;
-        let found = effects.try_out(&lab.record, &lab.settings, newest).await.expect("tried");
-        assert_eq!(found, verdict, "{text}");
-        effects.judge(key, newest, found).await.expect("written down");
-    }
-    assert_eq!(effects.survey().await.expect("looked through").volumes.len(), 1, "nothing is left of the trials");
 }
 
 #[tokio::test]
@@ -647,73 +449,4 @@ async fn the_load_is_what_can_be_read() {
     std::fs::write(lab.state.path().join("pressure"), "garbage").expect("written");
     let load = lab.effects.load().await;
     assert_eq!((load.memory_some, load.memory_available), (None, None), "what cannot be read holds nothing back");
-}
-
-/// Killed between the two halves of a copy's end, Kiln plans no other: there is no volume any more.
-#[tokio::test]
-async fn a_copy_that_got_no_further_than_the_trash_goes_with_the_last_of_it() {
-    let lab = Lab::new();
-    lab.step(Step::CreateVolume).await;
-    let (project, fork) = (lab.record.key.clone(), lab.record.key.fork());
-    let trial = project.trial();
-    for copy in [&fork, &trial] {
-        lab.volumes.fork(&project, copy, &Properties::new()).await.expect("a copy");
-        lab.volumes.discard(copy).await.expect("on its way");
-    }
-    lab.volumes.discard(&project).await.expect("an admin's");
-    let left = async || lab.effects.trash().await.expect("listed").into_iter().map(|entry| entry.name.key().clone());
-    lab.effects.forget(&fork).await.expect("forgotten");
-    assert_eq!(left().await.collect::<Vec<_>>(), [project.clone(), trial]);
-    lab.effects.sweep_trials().await.expect("swept");
-    lab.effects.forget(&project).await.expect("forgotten");
-    assert_eq!(left().await.collect::<Vec<_>>(), [project], "a project's own stays");
-}
-
-#[tokio::test]
-async fn no_snapshot_is_tried_out_where_another_trial_still_runs() {
-    let lab = Lab::new();
-    lab.step(Step::CreateVolume).await;
-    let taken = lab.step(Step::TakeSnapshot).await;
-    let Done::Snapshots { all, .. } = taken else { panic!("no snapshots: {taken:?}") };
-    let spec = BuildSpec::new("github.com/org/other", "", "", "amd64").expect("valid");
-    let left = ProjectRecord { key: Key::of(&spec).trial(), spec, ..lab.record.clone() };
-    lab.volumes.fork(&lab.record.key, &left.key, &described(&left)).await.expect("a copy");
-    for step in [Step::WriteFiles, Step::CreateInstance, Step::StartInstance] {
-        lab.effects.perform(step, &left, &lab.settings).await.expect("done");
-    }
-    let refused = lab.effects.try_out(&lab.record, &lab.settings, all[0].name).await.expect_err("its address is taken");
-    assert!(refused.in_words().contains("an earlier trial has left"), "{refused:?}");
-    lab.effects.sweep_trials().await.expect("swept");
-    assert_eq!(lab.effects.try_out(&lab.record, &lab.settings, all[0].name).await.expect("tried"), Verdict::Good);
-}
-
-/// A snapshot of a tool's own on it, as it may be: nobody waits for that, and it goes when it can.
-#[tokio::test]
-async fn a_copy_that_cannot_be_freed_keeps_nobody_waiting() {
-    let lab = Lab::new();
-    lab.step(Step::CreateVolume).await;
-    let project = lab.record.key.clone();
-    let fork = ProjectRecord { key: project.fork(), ..lab.record.clone() };
-    let other: Key = "p1111111111111111".parse().expect("a key");
-    let trials = [project.trial(), other.trial()];
-    for copy in [&fork.key, &trials[0], &trials[1]] {
-        lab.volumes.fork(&project, copy, &described(&fork)).await.expect("a copy");
-    }
-    lab.volumes.set_held(&fork.key, true);
-    lab.volumes.set_held(&trials[0], true);
-    lab.effects.perform(Step::DestroyVolume, &fork, &lab.settings).await.expect("out of sight");
-    lab.effects.forget(&fork.key).await.expect("forgotten");
-    lab.effects.sweep_trials().await.expect("swept");
-    let left = async || {
-        let trash = lab.effects.trash().await.expect("listed");
-        trash.into_iter().map(|entry| entry.name.key().clone()).collect::<std::collections::BTreeSet<_>>()
-    };
-    assert_eq!(left().await, [fork.key.clone(), trials[0].clone()].into());
-    assert_eq!(lab.effects.volumes().await.expect("found").len(), 1, "the project's own");
-    lab.volumes.set_held(&fork.key, false);
-    tokio::time::pause();
-    while left().await.contains(&fork.key) {
-        tokio::time::sleep(Duration::from_mins(1)).await;
-    }
-    assert_eq!(left().await, [trials[0].clone()].into());
 }

@@ -1,45 +1,36 @@
 //! What keeps builds and caches safe: each test is named after what it makes sure of, and, where it is the answer to a
 //! failure seen elsewhere, after its number in the list that docs/failure-modes.md keeps.
 
-use kiln_domain::admission::HostLoad;
 use kiln_domain::health::HealthPolicy;
 use kiln_domain::settings::{RepoPattern, Rule};
-use kiln_domain::{Identity, Phase, ProjectRecord, Tier};
+use kiln_domain::{Phase, Tier};
 
-use super::super::effects::Survey;
-use kiln_wire::OrphanKind;
-
-use super::super::ReconcileError;
-use super::super::host_effects::properties;
 use super::*;
-use crate::host::FoundInstance;
-use crate::host::volumes::FoundVolume;
-use crate::store::StoreError;
 
-fn short_wait(wait: Duration) -> RouteOptions {
+pub(super) fn short_wait(wait: Duration) -> RouteOptions {
     RouteOptions { wait: Some(wait), ..RouteOptions::default() }
 }
 
-fn resumed(response: &RouteResponse, wait: Duration) -> RouteOptions {
+pub(super) fn resumed(response: &RouteResponse, wait: Duration) -> RouteOptions {
     RouteOptions { resume: Some(token(response)), ..short_wait(wait) }
 }
 
-fn spec_of(number: usize) -> BuildSpec {
+pub(super) fn spec_of(number: usize) -> BuildSpec {
     BuildSpec::new(&format!("github.com/org/repo{number}"), "", "", "amd64").expect("valid")
 }
 
 impl Bench {
-    async fn complete(&self, build: &RouteResponse) -> bool {
+    pub(super) async fn complete(&self, build: &RouteResponse) -> bool {
         self.projects.complete(&key(), &token(build)).await.expect("asked")
     }
 
-    async fn idle_after_a_build(&self) {
+    pub(super) async fn idle_after_a_build(&self) {
         let build = self.route().await;
         assert!(self.complete(&build).await);
         self.projects.stop(&key(), false).await.expect("stopped");
     }
 
-    async fn why(&self) -> String {
+    pub(super) async fn why(&self) -> String {
         let (explanation, events) = self.projects.why(&key()).await.expect("explained");
         let events: Vec<String> = events.into_iter().map(|event| event.text).collect();
         format!("{}\n{}\n{}", explanation.headline, explanation.because.join("\n"), events.join("\n"))
@@ -291,84 +282,6 @@ async fn f10_c3_a_silent_daemon_that_does_no_work_is_replaced_under_its_lease() 
 
 // === The door
 
-#[tokio::test]
-async fn l20_starts_are_bounded_and_in_order_and_each_says_its_place() {
-    let config =
-        ProjectsConfig { admission: AdmissionPolicy { starts: 2, ..AdmissionPolicy::default() }, ..config(policy()) };
-    let bench = Bench::with_config(ModelEffects::gated(), config);
-    let mut routes = JoinSet::new();
-    for number in 0..5 {
-        let projects = bench.projects.clone();
-        routes.spawn(async move { projects.route(spec_of(number), RouteOptions::default()).await.map(deliver) });
-        bench
-            .until("it has its place", async |b| {
-                let queue = b.projects.queue();
-                queue.starting + queue.queued == number + 1
-            })
-            .await;
-    }
-    assert_eq!((bench.projects.queue().starting, bench.projects.queue().queued), (2, 3));
-    let last = bench.projects.show(&Key::of(&spec_of(4))).await.expect("shown").expect("there");
-    let place = last.queue.expect("a place");
-    assert_eq!((place.position, place.length), (3, 3));
-    assert!(last.reason.contains("2 other start(s) are under way"), "{}", last.reason);
-    let polled = bench.projects.route(spec_of(4), short_wait(Duration::ZERO)).await.map(deliver).expect("leased");
-    assert_eq!(polled.status.expect("standing").queue_position, Some(3));
-    bench.effects.gate.add_permits(10_000);
-    for answer in routes.join_all().await {
-        assert!(answer.expect("routed").ready);
-    }
-    assert_eq!((bench.projects.queue().starting, bench.projects.queue().queued), (0, 0));
-}
-
-#[tokio::test]
-async fn a_client_that_leaves_the_queue_gives_its_place_up() {
-    let config =
-        ProjectsConfig { admission: AdmissionPolicy { starts: 1, ..AdmissionPolicy::default() }, ..config(policy()) };
-    let bench = Bench::with_config(ModelEffects::gated(), config);
-    let start = |number| {
-        let projects = bench.projects.clone();
-        tokio::spawn(async move { projects.route(spec_of(number), RouteOptions::default()).await.map(deliver) })
-    };
-    let _first = start(0);
-    bench.until("the first starts", async |b| b.projects.queue().starting == 1).await;
-    let second = start(1);
-    bench.until("the second waits", async |b| b.projects.queue().queued == 1).await;
-    second.abort();
-    bench.until("nobody waits", async |b| b.projects.queue().queued == 0).await;
-}
-
-#[tokio::test]
-async fn a_full_disk_refuses_starts_at_once_and_lets_what_runs_go_on() {
-    let bench = Bench::new(ModelEffects::default());
-    let build = bench.route().await;
-    bench.effects.set_load(HostLoad { storage: Some(99.0), ..HostLoad::default() });
-    tokio::time::sleep(Duration::from_millis(1100)).await; // A reading of the host is good for a second.
-    assert!(bench.route().await.ready, "what is warm stays routable");
-    let refused = bench.projects.route(spec_of(1), RouteOptions::default()).await.map(deliver);
-    let retryable = matches!(&refused, Err(RouteError::NotAdmitted { text }) if text.contains("99 % full"));
-    assert!(retryable, "{refused:?}");
-    bench.effects.set_load(HostLoad::default());
-    tokio::time::sleep(Duration::from_millis(1100)).await;
-    let again = bench.projects.route(spec_of(1), RouteOptions::default()).await.map(deliver);
-    assert!(again.expect("routed").ready);
-    assert!(bench.complete(&build).await);
-}
-
-#[tokio::test]
-async fn where_no_more_daemons_may_run_the_one_nobody_needs_makes_room() {
-    let admission = AdmissionPolicy { running: 1, ..AdmissionPolicy::default() };
-    let bench = Bench::with_config(ModelEffects::default(), ProjectsConfig { admission, ..config(policy()) });
-    let build = bench.route().await;
-    let projects = bench.projects.clone();
-    let other = tokio::spawn(async move { projects.route(spec_of(1), RouteOptions::default()).await.map(deliver) });
-    bench.until("the other waits", async |b| b.projects.queue().queued == 1).await;
-    assert_eq!(bench.phase().await, "warm", "a build keeps its daemon");
-    assert!(bench.complete(&build).await);
-    assert!(other.await.expect("joined").expect("routed").ready);
-    bench.until("the first made room", async |b| b.phase().await == "idle").await;
-}
-
 // === Removal
 
 #[tokio::test]
@@ -526,27 +439,6 @@ async fn f15_a_release_needs_the_token_and_nothing_else() {
 // === What reading it as a stranger brought up
 
 #[tokio::test]
-async fn hot_projects_that_must_queue_at_the_start_all_come_up() {
-    let admission = AdmissionPolicy { starts: 1, ..AdmissionPolicy::default() };
-    let rule =
-        Rule { repo: "*".parse().expect("all"), settings: Settings { tier: Some(Tier::Hot), ..Settings::default() } };
-    let config = ProjectsConfig { admission, rules: Rules(vec![rule]), ..config(policy()) };
-    let bench = Bench::with_config(ModelEffects::default(), config);
-    for number in 0..4 {
-        bench.projects.prewarm(spec_of(number), &Caller::default()).await.expect("accepted");
-    }
-    let up =
-        async |bench: &Bench| bench.projects.list().await.expect("listed").iter().filter(|p| p.phase == "warm").count();
-    bench.until("all are up", async |b| up(b).await == 4).await;
-    let keys: Vec<Key> = (0..4).map(|number| Key::of(&spec_of(number))).collect();
-    // As a reboot of the host: all at once, and nobody asks for them.
-    for key in &keys {
-        bench.effects.kill(key);
-    }
-    bench.until("all are up again", async |b| b.count(Step::StartInstance) == 8 && up(b).await == 4).await;
-}
-
-#[tokio::test]
 async fn a_plain_stop_of_a_hot_project_is_refused_with_the_remedy_and_force_starts_it_anew() {
     let bench = Bench::new(ModelEffects::default());
     bench.idle_after_a_build().await;
@@ -620,108 +512,4 @@ async fn leases_that_nobody_uses_keep_no_newcomer_out() {
     let builds = [bench.route().await, bench.route().await];
     bench.until("their grace is over", async |b| b.try_route().await.is_ok()).await;
     assert!(bench.complete(&builds[0]).await, "and they are still known");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_rebuild_while_the_runtime_is_away_is_whole_when_it_is_back() {
-    let marks = |spec: &BuildSpec, settings: &str| {
-        let address = "10.88.0.9".parse().expect("an address");
-        let record = ProjectRecord::new(spec.clone(), address, kiln_domain::Timestamp::EPOCH);
-        let mut marks = properties(&record);
-        marks.insert("settings".to_owned(), settings.to_owned());
-        marks
-    };
-    let (with_cache, without, new) = (spec_of(1), spec_of(2), spec_of(3));
-    let effects = Arc::new(ModelEffects::default());
-    let volume = (Key::of(&with_cache), marks(&with_cache, r#"{"tier":"hot"}"#));
-    let instance = (Key::of(&without), marks(&without, ""));
-    let (of_a_fork, at) = (Identity::fork(with_cache.clone()), "10.88.0.10".parse().expect("an address"));
-    let fork = ProjectRecord::of(of_a_fork, at, kiln_domain::Timestamp::EPOCH);
-    let stopped = |name: &str, key: &Key, properties| FoundInstance {
-        name: name.into(),
-        key: Some(key.clone()),
-        properties,
-        running: false,
-    };
-    effects.set_found(Survey {
-        volumes: vec![FoundVolume { name: "a volume".into(), key: Some(volume.0), properties: volume.1 }],
-        instances: vec![
-            stopped("a fork's", &fork.key, properties(&fork)),
-            stopped("an instance", &instance.0, instance.1),
-        ],
-    });
-    effects.set_mood(Mood::Blind);
-    let bench = Bench::in_memory(effects.clone(), config(policy()));
-    let attending = bench.projects.start(bench.running.clone()).await.expect("the store can be read");
-    let count = async || bench.projects.store().projects().await.expect("read").len();
-    assert_eq!(count().await, 1, "the caches wait for no runtime");
-    let refused = bench.projects.route(new.clone(), RouteOptions::default()).await.map(deliver);
-    assert!(matches!(refused, Err(RouteError::Store(StoreError::Rebuilding { .. }))), "{refused:?}");
-    effects.set_mood(Mood::Obedient);
-    let knows = async |key: &Key| bench.projects.store().project(key).await.expect("read").is_some();
-    bench.until("the instances are in", async |_| knows(&instance.0).await).await;
-    bench.until("and what is only a copy has gone", async |_| !knows(&fork.key).await).await;
-    bench.projects.route(new, RouteOptions::default()).await.map(deliver).expect("a new project is taken again");
-    bench.until("the hot one is up", async |bench| bench.count(Step::StartInstance) == 2).await;
-    assert!(!bench.projects.store().needs_rebuild().await.expect("read"));
-    drop(attending);
-}
-
-#[tokio::test]
-async fn a_number_that_could_not_be_written_is_no_daemon_s() {
-    let bench = Bench::new(ModelEffects::default());
-    let build = bench.route().await;
-    let jam = rusqlite::Connection::open(bench.dir.path().join("kiln.db")).expect("opened");
-    jam.execute_batch(
-        "CREATE TRIGGER jam BEFORE UPDATE ON projects WHEN NEW.generation <> OLD.generation
-         BEGIN SELECT RAISE(ABORT, 'jammed'); END",
-    )
-    .expect("jammed");
-    bench.effects.start_anew(&key());
-    bench.effects.happen(&key());
-    let refused = async |b: &Bench| b.try_route().await.map_or(true, |again| again.generation != build.generation);
-    bench.until("it is seen", refused).await;
-    for _ in 0..3 {
-        let again = bench.try_route().await;
-        assert!(again.is_err(), "{again:?} although no start was recorded");
-    }
-    jam.execute_batch("DROP TRIGGER jam").expect("free again");
-    assert!(bench.route().await.generation > build.generation);
-}
-
-#[tokio::test]
-async fn an_orphan_that_runs_is_not_removed_under_its_builds() {
-    let effects = ModelEffects::default();
-    let orphan = FoundInstance {
-        name: "an instance".into(),
-        key: Some(Key::of(&spec_of(2))),
-        properties: crate::host::Properties::new(),
-        running: true,
-    };
-    effects.set_found(Survey { instances: vec![orphan], volumes: Vec::new() });
-    let bench = Bench::new(effects);
-    let refused = bench.projects.remove_orphan(OrphanKind::Instance, "an instance").await;
-    assert!(matches!(&refused, Err(ReconcileError::Taken(why)) if why.contains("is running")), "{refused:?}");
-}
-
-#[tokio::test]
-async fn a_project_of_which_nothing_came_is_not_kept() {
-    let bench = Bench::new(ModelEffects::default());
-    let known = async |bench: &Bench| bench.projects.store().projects().await.expect("read").len();
-    let made_up = LeaseToken::from_random([7; 8]);
-    let options = RouteOptions { resume: Some(made_up), ..RouteOptions::default() };
-    let gone = bench.projects.route(spec_of(1), options).await.map(deliver);
-    assert!(matches!(gone, Err(RouteError::Gone)), "{gone:?}");
-    assert_eq!(known(&bench).await, 0, "whoever has no lease makes no project");
-    bench.effects.set_load(HostLoad { storage: Some(99.5), ..HostLoad::default() });
-    for round in 0..3 {
-        let refused = bench.projects.route(spec_of(round), RouteOptions::default()).await.map(deliver);
-        assert!(refused.is_err(), "{refused:?}");
-    }
-    bench.until("nothing is left of the refused", async |bench| known(bench).await == 0).await;
-    bench.effects.set_load(HostLoad::default());
-    let routed =
-        async |bench: &Bench| bench.projects.route(spec_of(1), RouteOptions::default()).await.map(deliver).is_ok();
-    bench.until("there is room again", async |bench| routed(bench).await).await;
-    assert_eq!(known(&bench).await, 1);
 }

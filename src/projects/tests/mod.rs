@@ -2,11 +2,13 @@
 
 mod ageing;
 mod copies;
+mod door;
 mod eviction;
 mod fanout;
 mod heart;
 mod leaps;
 mod past;
+mod rebuild;
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
