@@ -1,4 +1,9 @@
 //! [`Effects`] on the real host: volumes, files, runtime and probe, tied together and nothing decided.
+//!
+//! | file | |
+//! |---|---|
+//! | `serving.rs` | whether a daemon answers, and whether one that runs untrusted code is kept apart |
+//! | `caches.rs` | what is done to a cache as a whole: cloning it, going back, trying a snapshot out |
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddrV4};

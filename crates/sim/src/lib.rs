@@ -11,7 +11,8 @@
 //! |---|---|
 //! | `cast` | who is who: projects, and what is derived from them |
 //! | `profile` | what kind of bad luck a schedule has |
-//! | `scenario` | what happens from outside |
+//! | `scenario` | what happens from outside, and when |
+//! | `trouble` | what goes wrong by itself |
 //! | `client` | what clients do |
 //! | `life` | one life of kilnd, and its disk |
 //! | `world` | the model of the host, and everything else that outlives kilnd |
