@@ -9,6 +9,8 @@
 #   need_packages NAME...  installs those Debian packages that are missing, from the machine's own sources
 #   need_toolchains        finds or installs Rust and Go; sets PATH
 #   kiln_cache             the directory that slow results are kept in
+#   ended PID SECONDS      waits for a job to end; fails at the deadline
+#   end_group PID          ends a job that is a process group, by force if it does not go
 
 RUST_FLOOR=1.95
 GO_FLOOR=1.26
@@ -45,6 +47,18 @@ kiln_cache() {
     local dir=${XDG_CACHE_HOME:-$HOME/.cache}/kiln
     mkdir -p -- "$dir"
     printf '%s\n' "$dir"
+}
+
+# A job that has ended is reaped by the shell at once, and its number is nobody's then. `wait` is what a trap can cut short.
+ended() {
+    timeout "$2" tail -s 0.1 --pid="$1" -f /dev/null &
+    wait "$!"
+}
+
+end_group() {
+    kill -- "-$1" 2>/dev/null || return 0
+    # It may have much to clean up.
+    ended "$1" 120 || kill -KILL -- "-$1" 2>/dev/null || true
 }
 
 _apt() {

@@ -142,7 +142,7 @@ _kilnd_answers() {
 kilnd_stop() {
     [[ -n $kilnd_pid ]] || return 0
     kill "$kilnd_pid" 2>/dev/null || true
-    timeout 20 tail --pid="$kilnd_pid" -f /dev/null || kill -9 "$kilnd_pid" 2>/dev/null || true
+    ended "$kilnd_pid" 20 || kill -9 "$kilnd_pid" 2>/dev/null || true
     wait "$kilnd_pid" 2>/dev/null || true
     kilnd_pid=''
 }

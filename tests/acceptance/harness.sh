@@ -83,6 +83,13 @@ acceptance() {
 
 skip() { echo "skipped: $1"; }
 
+# What a point may take: several times what the longest takes, on a machine that does other things beside.
+point_seconds() {
+    local seconds=7200
+    [[ -z $short ]] || seconds=900
+    echo $((seconds * ${KILN_PATIENCE:-1}))
+}
+
 # One point in a shell of its own, with a kilnd of its own: one that gives up must not end the others, and as a process
 # group it can be ended whole.
 run_point() {
@@ -99,6 +106,11 @@ run_point() {
     ) </dev/null &
     point_pid=$!
     set +m
+    if ! ended "$point_pid" "$(point_seconds)"; then
+        point=$1 runtime=$2
+        not_ok "it ends within $(point_seconds) s"
+        end_group "$point_pid"
+    fi
     wait "$point_pid" || status=$?
     point_pid=''
     if [[ $status -ne 0 ]]; then
@@ -164,8 +176,7 @@ clean_up() {
     trap '' HUP INT TERM
     set +e
     if [[ -n $point_pid ]]; then
-        kill -- "-$point_pid" 2>/dev/null
-        wait "$point_pid"
+        end_group "$point_pid"
     fi
     if [[ -n $PLACE ]]; then
         place_remove

@@ -387,8 +387,10 @@ traced() {
     strace=$!
     await 10 grep -qs 'attached' "$trace.said" || die 1 "strace cannot look at kilnd: $(cat "$trace.said")"
     "$@"
-    # Asked to end, it lets go of what it looks at.
+    # Asked to end, it lets go of one thread after the other, and may wait for ever for one that never stops for it, with the rest
+    # of kilnd held. Killed, it lets go of all.
     kill -INT "$strace" 2>/dev/null || true
+    ended "$strace" 20 || kill -KILL "$strace" 2>/dev/null || true
     wait "$strace" || true
 }
 
