@@ -7,6 +7,7 @@
 
 mod caches;
 mod load;
+mod local;
 mod units;
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -17,6 +18,7 @@ pub use caches::{Eviction, FanOut, Forks, Growth, Snapshots};
 use kiln_domain::settings::{Rule as DomainRule, SettingsError};
 use kiln_domain::{AddressRange, Entitlements, Rules, Settings, Tier, UntrustedPolicy};
 pub use load::{ConfigError, Overrides};
+pub use local::{Builders, Local, LocalGrant, Loopback, Who};
 use serde::{Deserialize, Serialize};
 
 use crate::host::network::Destination;
@@ -31,6 +33,7 @@ pub struct Config {
     /// Sockets and process records. May be lost at a reboot.
     pub run_dir: PathBuf,
     pub api: Api,
+    pub local: Local,
     pub gateway: Gateway,
     pub runtime: Runtime,
     pub network: Network,
@@ -298,6 +301,7 @@ impl Default for Config {
             state_dir: "/var/lib/kiln".into(),
             run_dir: "/run/kiln".into(),
             api: Api::default(),
+            local: Local::default(),
             gateway: Gateway::default(),
             runtime: Runtime::default(),
             network: Network::default(),

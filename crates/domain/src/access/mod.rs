@@ -114,6 +114,10 @@ impl Scope {
         Self(patterns)
     }
 
+    pub fn everything() -> Self {
+        Self(vec![RepoPattern::EVERYTHING])
+    }
+
     pub fn holds(&self, repo: &RepoName) -> bool {
         self.0.iter().any(|pattern| pattern.matches(repo))
     }
@@ -218,6 +222,11 @@ pub fn decide(standing: &Standing, verb: Verb, target: Target<'_>) -> Result<(),
         table::Grant::No if *standing == Standing::Stranger => Err(Denied::Unproven { verb }),
         table::Grant::No => Err(Denied::NotFor { verb, standing: standing.name() }),
     }
+}
+
+/// Whether it depends on whose project it is asked of: if not, nobody has to look that up.
+pub fn depends_on_owner(standing: &Standing, verb: Verb) -> bool {
+    table::grant(standing, verb) == table::Grant::Own
 }
 
 impl Verb {

@@ -137,5 +137,6 @@ proptest! {
         let [own, other, nothing, host] = may(&standing, verb);
         prop_assert!(!nothing || (own && other && host));
         prop_assert!(!other || own);
+        prop_assert_eq!(depends_on_owner(&standing, verb), own && !other);
     }
 }
