@@ -264,7 +264,7 @@ fn key_in(uri: &Uri, matched: &str, of: Of) -> Option<String> {
         }
         Of::KeyOrHost => {
             let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-            pairs.filter(|(name, _)| *name == "key").map(|(_, key)| key.to_owned()).last()
+            pairs.filter(|(name, _)| *name == "key").map(|(_, key)| key.to_owned()).next_back()
         }
     }
 }

@@ -106,7 +106,7 @@ impl Life {
     /// Who asks for its daemon.
     pub(crate) fn caller(&self, project: Project) -> Caller {
         let cast = self.sim.world().cast;
-        Caller { untrusted: cast.is_fork(project), pull_request: cast.pull_request(project), branch: None }
+        Caller { untrusted: cast.is_fork(project), pull_request: cast.pull_request(project), ..Caller::default() }
     }
 
     pub(crate) fn key(&self, project: Project) -> Key {

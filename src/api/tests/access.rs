@@ -283,7 +283,7 @@ async fn a_token_ends() {
     let issue = callers.tokens().issue(wanted, &admin);
     let (issued, ()) = tokio::join!(issue, async {
         while disk.commit_now() == 0 {
-            tokio::task::yield_now().await
+            tokio::task::yield_now().await;
         }
     });
     let shown = format!("Bearer {}", issued.expect("is made").token.reveal());
