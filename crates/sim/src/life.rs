@@ -68,7 +68,7 @@ impl Life {
         };
         let config = config::projects(&sim.world().profile);
         let projects = Projects::new(config, foundations);
-        tokio::spawn(turn_disk(sim.clone(), number, disk));
+        tokio::spawn(turn_disk(sim.clone(), number, disk, store.clone()));
         Ok(Self { sim: sim.clone(), number, projects, store })
     }
 
@@ -115,7 +115,7 @@ impl Life {
 }
 
 /// The disk: it commits what has gathered, some of it, or nothing for a while; and kilnd may die on both sides of it.
-async fn turn_disk(sim: Sim, life: u32, disk: MemoryDisk) {
+async fn turn_disk(sim: Sim, life: u32, disk: MemoryDisk, store: Store) {
     loop {
         disk.some_waiting().await;
         let wait = sim.world().rng.pick(&[0, 1, 1, 2, 4, 20]).unwrap_or(1);
@@ -137,10 +137,24 @@ async fn turn_disk(sim: Sim, life: u32, disk: MemoryDisk) {
             continue;
         }
         disk.commit_first(first);
+        note_forgotten(&sim, &store).await;
         if crash {
             sim.world().fault("kilnd died in a commit");
             sim.kill();
             return;
+        }
+    }
+}
+
+/// What a commit took the last of: nothing else tells of it.
+async fn note_forgotten(sim: &Sim, store: &Store) {
+    let going = sim.world().going.clone();
+    for key in going {
+        if let Ok(None) = store.project(&key).await {
+            let mut world = sim.world();
+            world.going.remove(&key);
+            let project = world.project(&key);
+            world.record(Fact::Forgotten { project });
         }
     }
 }
