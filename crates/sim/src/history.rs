@@ -98,9 +98,11 @@ pub(crate) enum Cause {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Fact {
     // === kilnd
+    /// `removing`: whose removal had begun, by what is on the disk.
     KilndStarted {
         life: u32,
         leases: Vec<LeaseRow>,
+        removing: Vec<Project>,
     },
     /// It has taken up what there was.
     KilndReady {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kiln::pki::Pki;
 use kiln::projects::{Caller, Foundations, Projects};
 use kiln::store::{MemoryDisk, Store};
-use kiln_domain::{BuildSpec, Key};
+use kiln_domain::{BuildSpec, Key, Phase};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
@@ -74,11 +74,14 @@ impl Life {
 
     async fn run(&self) -> Result<(), String> {
         let rows = self.store.all_leases().await.map_err(|error| format!("the leases cannot be read: {error}"))?;
+        let found = self.store.projects().await.map_err(|error| format!("the projects cannot be read: {error}"))?;
         {
             let mut world = self.sim.world();
             let leases = rows.iter().map(|(key, lease)| world.row(key, lease)).collect();
+            let going = found.iter().filter(|record| record.phase == Phase::Removing);
+            let removing = going.map(|record| world.project(&record.key)).collect();
             let life = self.number;
-            world.record(Fact::KilndStarted { life, leases });
+            world.record(Fact::KilndStarted { life, leases, removing });
         }
         let attending = self.projects.start(CancellationToken::new()).await;
         drop(attending.map_err(|error| format!("kilnd does not start: {error}"))?);
