@@ -173,7 +173,8 @@ pub(super) async fn let_through(State(api): State<Api>, mut request: Request, ne
     let who = asker.caller.who.clone();
     request.extensions_mut().insert(asker);
     let answer = next.run(request).await;
-    if endpoint.is_audited() {
+    // What was refused changed nothing; what failed may have.
+    if endpoint.is_audited() && !answer.status().is_client_error() {
         note(&api, endpoint.verb, key.as_deref(), who, answer.status());
     }
     answer
