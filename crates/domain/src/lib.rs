@@ -2,6 +2,7 @@
 //!
 //! | module | what it decides |
 //! |---|---|
+//! | [`access`] | who may do what, and what a caller's word about itself is worth (K7, K8) |
 //! | [`address`] | the range that daemons get their addresses from |
 //! | [`repo`] | which spellings name the same repository |
 //! | [`spec`] | what a build says of itself, and the limits on it |
@@ -22,6 +23,7 @@
 //! What must not be here: I/O, a clock, randomness, tokio, and any knowledge of Incus, SQLite or HTTP. Whatever
 //! a rule needs to know is an argument; whatever it wants done is a value it returns.
 
+pub mod access;
 pub mod address;
 pub mod admission;
 pub mod builds;
