@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kiln_token::Token;
+use kiln_token::{Token, shown_within};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
@@ -37,6 +37,8 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_mins(5);
 /// How long a caller waits for keys.
 pub(super) const WAIT: Duration = Duration::from_secs(5);
 pub(super) const MOST_WAITING: usize = 256;
+/// Of a failure as it is told: part of it may be the issuer's own words.
+const MOST_FAILURE_BYTES: usize = 400;
 
 /// What is known of an issuer.
 #[derive(Clone, Default)]
@@ -65,7 +67,7 @@ pub(super) enum NoKey {
     /// The issuer has been asked, and knows none of that name.
     Unknown,
     /// It could not be asked. Again after `retry_after`.
-    Unavailable { why: String, retry_after: Duration },
+    Unavailable { why: &'static str, retry_after: Duration },
 }
 
 /// For whoever looks after the host.
@@ -102,7 +104,7 @@ impl Keeper {
                 return Err(answer);
             }
             if place.is_none() {
-                let busy = |_| NoKey::Unavailable { why: "many wait for its keys".to_owned(), retry_after: WAIT };
+                let busy = |_| NoKey::Unavailable { why: "too many wait for them", retry_after: WAIT };
                 place = Some(self.waiting.try_acquire().map_err(busy)?);
             }
             if !state.is_asking {
@@ -110,8 +112,7 @@ impl Keeper {
                 self.wanted.send_if_modified(|wanted| std::mem::replace(wanted, next.max(*wanted)) < next);
             }
             if !matches!(timeout_at(until, known.changed()).await, Ok(Ok(()))) {
-                let why = state.failure.unwrap_or_else(|| "it has not answered yet".to_owned());
-                return Err(NoKey::Unavailable { why, retry_after: WAIT });
+                return Err(NoKey::Unavailable { why: "it has not answered yet", retry_after: WAIT });
             }
         }
     }
@@ -135,10 +136,15 @@ impl Known {
     /// What is said of a token whose key is not there, without asking anybody; `None` while an attempt is under way or due.
     fn answer(&self, now: Instant) -> Option<NoKey> {
         let pause = self.not_before.and_then(|at| at.checked_duration_since(now)).filter(|left| !left.is_zero());
-        match (self.is_asking, pause, &self.failure) {
-            (true, ..) | (_, None, _) => None,
-            (_, Some(left), Some(why)) => Some(NoKey::Unavailable { why: why.clone(), retry_after: left }),
-            (_, Some(_), None) => Some(NoKey::Unknown),
+        match pause {
+            _ if self.is_asking => None,
+            None => None,
+            Some(left) if self.failure.is_some() => {
+                // What exactly is for the log: a stranger gets here, too.
+                let why = "it could not be reached, or did not answer as it should";
+                Some(NoKey::Unavailable { why, retry_after: left })
+            }
+            Some(_) => Some(NoKey::Unknown),
         }
     }
 
@@ -167,10 +173,10 @@ fn pause(failures: u32) -> Duration {
 async fn keep(issuer: String, source: Source, state: watch::Sender<Known>, mut wishes: watch::Receiver<u64>) {
     loop {
         state.send_modify(|known| known.is_asking = true);
-        let outcome = source.keys().await.map_err(|error| in_one_line(&error));
+        let outcome = source.keys().await.map_err(|error| shown_within(&in_one_line(&error), MOST_FAILURE_BYTES));
         match &outcome {
             Ok(keys) if keys.len() == 0 => {
-                tracing::warn!(issuer, "the issuer has no key that can be used: its tokens are refused")
+                tracing::warn!(issuer, "the issuer has no key that can be used: its tokens are refused");
             }
             Ok(keys) => tracing::debug!(issuer, keys = keys.len(), "keys of the issuer read"),
             Err(why) => tracing::warn!(issuer, why, "the keys of the issuer cannot be read; tried again"),

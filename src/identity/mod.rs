@@ -126,7 +126,9 @@ pub enum ProveError {
     #[error("{repo} is not among the repositories that may build here: ask whoever runs this Kiln to add it")]
     NotListed { repo: RepoName },
     #[error("{issuer} cannot be asked for its keys now: {why}")]
-    Unavailable { issuer: String, why: String, retry_after: Duration },
+    Unavailable { issuer: String, why: &'static str, retry_after: Duration },
+    #[error("too many tokens of {issuer} are under way to tell whether this one came before")]
+    Crowded { issuer: String, retry_after: Duration },
 }
 
 /// What an error is to a caller.
@@ -203,7 +205,9 @@ impl ProveError {
     pub const fn refusal(&self) -> Refusal {
         match self {
             Self::NotListed { .. } => Refusal::NotListed,
-            Self::Unavailable { retry_after, .. } => Refusal::Unavailable { retry_after: *retry_after },
+            Self::Unavailable { retry_after, .. } | Self::Crowded { retry_after, .. } => {
+                Refusal::Unavailable { retry_after: *retry_after }
+            }
             _ => Refusal::Unproven,
         }
     }

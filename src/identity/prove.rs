@@ -64,8 +64,7 @@ impl Issuer {
             (Replay::Refuse, Seen::Again) => return Err(ProveError::Replayed),
             (Replay::Refuse, Seen::Nameless) => return Err(ProveError::Nameless),
             (Replay::Refuse, Seen::Full) => {
-                let why = "too many of its tokens are under way to tell whether this one came before".to_owned();
-                return Err(ProveError::Unavailable { issuer: self.name(), why, retry_after: Duration::from_mins(1) });
+                return Err(ProveError::Crowded { issuer: self.name(), retry_after: Duration::from_mins(1) });
             }
         }
         let who = self.who(token, &proven);

@@ -20,7 +20,7 @@ struct Key {
     id: String,
     /// What it may be used with: one kind of key, and what its entry says.
     algorithms: Vec<Algorithm>,
-    key: DecodingKey,
+    public: DecodingKey,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -86,13 +86,13 @@ impl Key {
         if !is_for_signatures || algorithms.is_empty() {
             return None;
         }
-        let key = DecodingKey::from_jwk(&jwk).ok().filter(|key| key.family() != AlgorithmFamily::Hmac)?;
-        Some(Self { id, algorithms, key })
+        let public = DecodingKey::from_jwk(&jwk).ok().filter(|key| key.family() != AlgorithmFamily::Hmac)?;
+        Some(Self { id, algorithms, public })
     }
 
     fn verify(&self, token: &Token<'_>) -> bool {
         let algorithm = library(token.algorithm);
-        jsonwebtoken::crypto::verify(token.signature, token.signed.as_bytes(), &self.key, algorithm).unwrap_or(false)
+        jsonwebtoken::crypto::verify(token.signature, token.signed.as_bytes(), &self.public, algorithm).unwrap_or(false)
     }
 }
 

@@ -188,14 +188,18 @@ impl FromStr for Algorithm {
 
 /// What somebody else wrote, fit to be shown on a line: printable ASCII, at most 100 characters.
 pub fn shown(text: &str) -> String {
-    const LONGEST: usize = 100;
+    shown_within(text, 100)
+}
+
+/// As [`shown`], and at most so many characters, and dots where there were more.
+pub fn shown_within(text: &str, longest: usize) -> String {
     let mut line = String::new();
     for c in text.chars() {
         let written = match c {
             ' '..='~' => c.to_string(),
             _ => c.escape_default().to_string(),
         };
-        if line.len() + written.len() > LONGEST {
+        if line.len() + written.len() > longest {
             return line + "...";
         }
         line += &written;

@@ -164,6 +164,10 @@ impl Issuer {
 
     /// W7: no issuer speaks for another forge's repositories by mistake.
     fn check_host(&self) -> Result<(), ConfigError> {
+        let is_github = self.place().is_ok_and(|place| place.host == GITHUB_ISSUER_HOST);
+        if is_github && !matches!(self.kind, IssuerKind::Github | IssuerKind::Generic) {
+            return wrong("identity.issuers.issuer", &self.issuer, "is GitHub's own: take kind \"github\"");
+        }
         let Some(host) = self.repo_host() else {
             let why = match self.kind {
                 IssuerKind::Github => format!(

@@ -153,6 +153,8 @@ impl Issuer {
             match self.kind {
                 IssuerKind::Github => (host == GITHUB_ISSUER_HOST).then(|| "github.com".to_owned()),
                 IssuerKind::Generic => None,
+                // Of an enterprise with a name of its own on ghe.com, as on github.com.
+                IssuerKind::Ghes => Some(host.strip_prefix("token.actions.").map(str::to_owned).unwrap_or(host)),
                 _ => Some(host),
             }
         };

@@ -102,6 +102,9 @@ fn w7_an_issuer_of_one_s_own_speaks_for_its_own_host() {
     let host = |text: &str| load(&issuer(text)).map(|identity| identity.issuers[0].repo_host().expect("a host"));
     assert_eq!(host(GITHUB).as_deref(), Ok("github.com"));
     assert_eq!(host(&GITHUB.replace(".com'", ".com/enterprise'")).as_deref(), Ok("github.com"));
+    let tenant = "kind = 'ghes'\nissuer = 'https://token.actions.octo.ghe.com'";
+    assert_eq!(host(tenant).as_deref(), Ok("octo.ghe.com"));
+    assert!(host(&GITHUB.replace("'github'", "'ghes'")).expect_err("refused").contains("take kind \"github\""));
     let ghes = "kind = 'ghes'\nissuer = 'https://GHE.example/_services/token'";
     assert_eq!(host(ghes).as_deref(), Ok("ghe.example"));
     assert!(

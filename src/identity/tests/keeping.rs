@@ -111,7 +111,6 @@ async fn f18_an_issuer_that_is_down_is_told_of_at_once_and_asked_ever_less() {
     stand.mood(Mood::Down);
     let verifier = of(&stand);
     let first = verifier.prove(&token(one())).await;
-    assert!(first.as_ref().is_err_and(|error| error.to_string().contains("cannot be reached")), "{first:?}");
     assert_eq!(retry_after(first), FIRST_PAUSE);
     let before = Instant::now();
     for _ in 0..1000 {
@@ -122,7 +121,7 @@ async fn f18_an_issuer_that_is_down_is_told_of_at_once_and_asked_ever_less() {
     let asked = stand.asked();
     assert!((12..=20).contains(&asked), "{asked} questions in an hour");
     assert!(retry_after(verifier.prove(&token(one())).await) <= LONGEST_PAUSE);
-    assert!(verifier.issuers()[0].failure.is_some());
+    assert!(verifier.issuers()[0].failure.as_ref().is_some_and(|why| why.contains("cannot be reached")));
     stand.mood(Mood::Well);
     pass(LONGEST_PAUSE).await;
     verifier.prove(&token(one())).await.expect("it is back");
@@ -135,7 +134,7 @@ async fn keys_outlive_failures_up_to_a_bound() {
     let verifier = of(&stand);
     pass(Duration::from_secs(1)).await;
     stand.mood(Mood::Down);
-    pass(KEPT - Duration::from_mins(1)).await;
+    pass(KEPT.saturating_sub(Duration::from_mins(1))).await;
     let before = Instant::now();
     verifier.prove(&token(one())).await.expect("the keys are not too old");
     assert_eq!(before.elapsed(), Duration::ZERO);

@@ -3,6 +3,7 @@
 use super::*;
 use crate::identity::lanes::trust;
 
+#[expect(clippy::needless_pass_by_value, reason = "reads better where it is called")]
 fn of(config: &IssuerConfig, change: Value) -> Trust {
     let token = Signer::sign(&one(), &claims(GITHUB, &change));
     trust(config, &kiln_token::parse(&token).expect("a token").claims)

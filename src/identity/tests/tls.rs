@@ -87,27 +87,27 @@ impl Server {
         one().sign(&claims(&self.address, &json!({})))
     }
 
-    /// What comes of a token, where the issuer has not long to answer.
-    async fn prove(&self) -> Result<Verified, ProveError> {
+    /// What comes of a token, where the issuer has not long to answer; and why it failed, if it did.
+    async fn prove(&self) -> (Result<Verified, ProveError>, Option<String>) {
         let (_dir, ca_file) = temporary(&self.ca);
         let config = config(vec![IssuerConfig { ca_file: Some(ca_file), ..self.config() }]);
         let mut roots = roots::Roots::default();
         let verifier = Verifier::with(&config, clock(), |issuer| {
             Ok(Box::new(Web::new(roots.for_issuer(issuer).expect("roots")).within(Duration::from_millis(1500))))
         });
-        verifier.expect("sound").prove(&self.token()).await
+        let verifier = verifier.expect("sound");
+        (verifier.prove(&self.token()).await, verifier.issuers()[0].failure.clone())
     }
 
-    /// Why it could not be asked.
+    /// Why it could not be asked, which is not for the caller.
     async fn why(&self) -> String {
-        match self.prove().await {
-            Err(ProveError::Unavailable { why, retry_after, .. }) => {
-                assert!(retry_after >= Duration::from_secs(1));
-                assert!(why.len() < 500, "{why}");
-                why
-            }
-            other => panic!("{other:?}"),
-        }
+        let (Err(error), Some(why)) = self.prove().await else { panic!("it was proven") };
+        assert!(
+            matches!(error.refusal(), Refusal::Unavailable { retry_after } if retry_after >= Duration::from_secs(1))
+        );
+        assert!(error.to_string().ends_with("it could not be reached, or did not answer as it should"), "{error}");
+        assert!(why.len() < 410, "{why}");
+        why
     }
 }
 
@@ -180,8 +180,9 @@ async fn an_issuer_whose_certificate_is_nobody_s_is_not_believed() {
     let (_dir, ca_file) = temporary(&other.ca);
     let config = config(vec![IssuerConfig { ca_file: Some(ca_file), ..server.config() }]);
     let verifier = Verifier::start(&config, clock()).expect("sound");
-    let error = verifier.prove(&server.token()).await.expect_err("not trusted").to_string();
-    assert!(error.contains("ca_file"), "{error}");
+    verifier.prove(&server.token()).await.expect_err("not trusted");
+    let why = verifier.issuers()[0].failure.clone().expect("a failure");
+    assert!(why.contains("ca_file"), "{why}");
     assert_eq!(server.asked(), Vec::<String>::new());
 }
 
@@ -227,7 +228,7 @@ async fn an_issuer_that_lies_proves_nothing() {
     assert_eq!(other.asked(), Vec::<String>::new());
     server.on(DISCOVERY, document(&server.address, &keys));
     server.on("/keys", ok(&json!({"keys": [Signer { id: "one", key: two().key }.jwk()]})));
-    let forged = server.prove().await;
+    let (forged, _) = server.prove().await;
     assert!(matches!(forged, Err(ProveError::Signature { .. })), "keys of another: {forged:?}");
     for (path, answer) in [(DISCOVERY, json!([])), (DISCOVERY, json!({"issuer": 7})), ("/keys", json!({"keys": {}}))] {
         let before = server.answers.lock().expect("sound")[path].clone();
@@ -236,6 +237,8 @@ async fn an_issuer_that_lies_proves_nothing() {
         assert!(why.contains("discovery document is not one") || why.contains("keys cannot be read"), "{why}");
         server.on(path, before);
     }
+    server.on("/keys", ok(&json!({"keys": "\u{202e}x".repeat(5000)})));
+    assert!(server.why().await.is_ascii());
     let many = vec![one().jwk(); 129];
     server.on("/keys", ok(&json!({"keys": many})));
     assert!(server.why().await.contains("129 keys"));
