@@ -8,6 +8,7 @@
 mod caches;
 pub mod identity;
 mod load;
+mod local;
 mod units;
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -19,6 +20,7 @@ pub use identity::Identity;
 use kiln_domain::settings::{Rule as DomainRule, SettingsError};
 use kiln_domain::{AddressRange, Entitlements, Rules, Settings, Tier, UntrustedPolicy};
 pub use load::{ConfigError, Overrides};
+pub use local::{Builders, Local, LocalGrant, Loopback, Who};
 use serde::{Deserialize, Serialize};
 
 use crate::host::network::Destination;
@@ -34,6 +36,7 @@ pub struct Config {
     pub run_dir: PathBuf,
     pub api: Api,
     pub identity: Identity,
+    pub local: Local,
     pub gateway: Gateway,
     pub runtime: Runtime,
     pub network: Network,
@@ -302,6 +305,7 @@ impl Default for Config {
             run_dir: "/run/kiln".into(),
             api: Api::default(),
             identity: Identity::default(),
+            local: Local::default(),
             gateway: Gateway::default(),
             runtime: Runtime::default(),
             network: Network::default(),

@@ -296,7 +296,7 @@ impl FromStr for RepoPattern {
     fn from_str(text: &str) -> Result<Self, SettingsError> {
         let bad = |why| SettingsError::new("repo", text, why);
         if text == "*" {
-            return Ok(Self { stem: String::new(), below: true });
+            return Ok(Self::EVERYTHING);
         }
         let (stem, below) = match text.strip_suffix("/*") {
             Some(stem) => (stem, true),
@@ -321,6 +321,9 @@ impl fmt::Display for RepoPattern {
 }
 
 impl RepoPattern {
+    /// `*`.
+    pub const EVERYTHING: Self = Self { stem: String::new(), below: true };
+
     pub fn matches(&self, repo: &RepoName) -> bool {
         self.covers(repo.as_str(), false)
     }

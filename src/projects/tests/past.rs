@@ -28,7 +28,7 @@ pub(super) async fn build(bench: &Bench) {
 }
 
 pub(super) async fn untrusted(bench: &Bench, pull_request: Option<&str>) -> Result<RouteResponse, RouteError> {
-    let caller = Caller { untrusted: true, pull_request: pull_request.map(str::to_owned), branch: None };
+    let caller = Caller { untrusted: true, pull_request: pull_request.map(str::to_owned), ..Caller::default() };
     let options = RouteOptions { caller, ..RouteOptions::default() };
     let routed = tokio::time::timeout(PATIENCE, bench.projects.route(spec(), options)).await;
     routed.expect("an answer in time").map(deliver)

@@ -1,6 +1,7 @@
 //! The table.
 
 use super::{Proven, Standing, Trust, Verb};
+use crate::lane::Lane;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Grant {
@@ -63,7 +64,8 @@ pub(super) const fn grant(standing: &Standing, verb: Verb) -> Grant {
         Standing::Admin => Grant::Any,
         Standing::Operator(_) => row.operator,
         Standing::Watcher => row.watcher,
-        Standing::Holder(_) => row.holder,
+        Standing::Holder { lane: Lane::Trusted, .. } => row.holder,
+        Standing::Holder { lane: Lane::Untrusted, .. } => row.untrusted,
         Standing::Build(Proven { trust: Trust::Trusted, .. }) => row.trusted,
         Standing::Build(Proven { trust: Trust::Untrusted { .. }, .. }) => row.untrusted,
         Standing::Stranger => row.stranger,

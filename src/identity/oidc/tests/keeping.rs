@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, advance};
 
 use super::*;
-use crate::identity::keeper::{BETWEEN, FIRST_PAUSE, KEPT, LONGEST_PAUSE, MOST_WAITING, REFRESH, WAIT};
+use crate::identity::oidc::keeper::{BETWEEN, FIRST_PAUSE, KEPT, LONGEST_PAUSE, MOST_WAITING, REFRESH, WAIT};
 
 const GITLAB: &str = "https://gitlab.example";
 

@@ -113,10 +113,13 @@ async fn a_proof_tells_who_it_was_and_until_when() {
     assert_eq!(
         verified.who,
         format!(
-            "a build of github.com/socialgouv/foo, ref refs/heads/main, event_name push, run_id 4711, \
-             actor jo\\u{{202e}}\\n, by {GITHUB}"
+            "a build of github.com/socialgouv/foo, by {GITHUB}, ref refs/heads/main, event_name push, run_id 4711, \
+             actor jo\\u{{202e}}\\n"
         )
     );
+    let change = json!({"ref": "refs/heads/".to_owned() + &"x".repeat(300), "actor": "y".repeat(300)});
+    let long = of_github().prove(&one().sign(&claims(GITHUB, &change))).await.expect("proven").who;
+    assert!(long.len() <= crate::identity::LONGEST_WHO && long.ends_with("..."), "{long}");
     assert!(!format!("{verified:?}").contains(token.rsplit_once('.').expect("parts").1));
 }
 

@@ -10,7 +10,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::*;
-use crate::identity::fetch::Web;
+use crate::identity::oidc::fetch::Web;
 
 #[derive(Clone)]
 enum Answer {

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use kiln_domain::Timestamp;
 use kiln_domain::access::{Proven, Standing};
-use kiln_token::{Token, shown};
+use kiln_token::{Token, shown, shown_within};
 
 use super::keeper::{IssuerState, Keeper, NoKey};
 use super::replay::{Memory, Seen};
 use super::{ProveError, Verified, lanes, repository};
 use crate::config::identity::{Issuer as Config, Replay};
+use crate::identity::LONGEST_WHO;
 
 pub(super) struct Issuer {
     config: Config,
@@ -108,7 +109,7 @@ impl Issuer {
             Some(format!(", {name} {}", shown(&text)))
         };
         let run: String = TOLD.iter().filter_map(told).collect();
-        format!("a build of {}{run}, by {}", proven.repo, shown(&self.config.issuer))
+        shown_within(&format!("a build of {}, by {}{run}", proven.repo, self.config.issuer), LONGEST_WHO - 3)
     }
 }
 

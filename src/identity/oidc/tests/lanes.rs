@@ -1,7 +1,7 @@
 //! Which lane a build is in, by its forge and by the rules of the configuration.
 
 use super::*;
-use crate::identity::lanes::trust;
+use crate::identity::oidc::lanes::trust;
 
 #[expect(clippy::needless_pass_by_value, reason = "reads better where it is called")]
 fn of(config: &IssuerConfig, change: Value) -> Trust {
