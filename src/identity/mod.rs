@@ -16,10 +16,12 @@
 //! | `local` | users of this host |
 //! | `tokens` | tokens that an admin gave out |
 //! | [`oidc`] | builds, by the word of their forge |
+//! | [`challenge`] | builds to which their forge gives no token |
 //!
 //! What must not be here: what a standing may do (`kiln_domain::access`), HTTP.
 
 mod callers;
+pub mod challenge;
 mod local;
 pub mod oidc;
 mod tokens;

@@ -93,7 +93,7 @@ impl Identity {
                 return wrong("identity.issuers", &issuer.issuer, "is there twice: an issuer has one entry");
             }
         }
-        Ok(())
+        self.challenges.iter().try_for_each(super::Forge::check)
     }
 
     fn check_repositories(&self) -> Result<(), ConfigError> {
@@ -265,6 +265,6 @@ fn is_authority(text: &str) -> bool {
         && text.parse::<axum::http::uri::Authority>().is_ok_and(|authority| !authority.host().is_empty())
 }
 
-fn wrong<T>(key: &'static str, value: impl std::fmt::Display, why: &str) -> Result<T, ConfigError> {
+pub(super) fn wrong<T>(key: &'static str, value: impl std::fmt::Display, why: &str) -> Result<T, ConfigError> {
     Err(ConfigError::Value { key, value: format!("{:?}", value.to_string()), why: why.to_owned() })
 }

@@ -14,10 +14,12 @@ use serde::{Deserialize, Serialize};
 use super::units;
 
 mod check;
+mod forge;
 mod place;
 #[cfg(test)]
 mod tests;
 
+pub use forge::{Forge, ForgeKind};
 pub use place::Place;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +30,8 @@ pub struct Identity {
     pub repositories: Option<Vec<String>>,
     pub replay: Replay,
     pub issuers: Vec<Issuer>,
+    /// Forges that are asked about runs that have no token.
+    pub challenges: Vec<Forge>,
 }
 
 /// What it means that a token is shown again. A job shows its own several times: it asks, waits, and asks again.

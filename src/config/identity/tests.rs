@@ -20,6 +20,12 @@ fn issuer(more: &str) -> String {
     format!("[[identity.issuers]]\naudience = 'https://kiln.example'\n{more}\n")
 }
 
+fn challenge(more: &str) -> String {
+    format!(
+        "[[identity.challenges]]\nkind = 'github'\ncredentials_file = '/etc/kiln/github'\nrepositories = ['github.com/org/*']\n{more}\n"
+    )
+}
+
 const GITHUB: &str = "kind = 'github'\nissuer = 'https://token.actions.githubusercontent.com'";
 const GENERIC: &str = "kind = 'generic'\nissuer = 'https://agent.buildkite.com'\nhost = 'git.example'\nrepo_claim = 'repo'\nlane = 'trusted'";
 
@@ -32,10 +38,11 @@ fn an_example_of_everything_survives_a_round_trip() {
             "kind = 'gitlab'\nissuer = 'https://gitlab.example:8443'\nca_file = '/etc/kiln/ca.pem'\nleeway = '0s'\n\
              algorithms = ['RS256', 'ES256']\nclaims = ['new']\nlane = 'untrusted'\n[[identity.issuers.trusted]]\nnew = 'x'"
         ),
-        issuer(&format!("{GENERIC}\nrepo_claim_has_host = true\npull_request_claim = 'pr'")),
+        issuer(&format!("{GENERIC}\nrepo_claim_has_host = true\npull_request_claim = 'pr'")) + &challenge(""),
     );
     let identity = load(&text).expect("valid");
     assert_eq!(identity.issuers.len(), 3);
+    assert_eq!(identity.challenges[0].repo_host().as_deref(), Some("github.com"));
     assert_eq!(identity.issuers[1].repo_host().as_deref(), Some("gitlab.example"), "of an issuer with a port");
     assert_eq!(identity.patterns().expect("read").map(|list| list.len()), Some(1));
     let config = Config { identity, ..Config::default() };
@@ -81,6 +88,14 @@ fn w14_mistakes_are_named_with_their_remedy() {
         (of("[[identity.issuers.untrusted]]"), "rule without a claim"),
         (of("[[identity.issuers.untrusted]]\nevent = 'push'"), "no known claim"),
         (of("[[identity.issuers.untrusted]]\nref_protected = false"), "expected a string"),
+        (challenge("api = 'http://api.github.com'"), "identity.challenges.api"),
+        (challenge("host = 'GitHub.com'"), "identity.challenges.host"),
+        (challenge("ca_file = 'ca'"), "identity.challenges.ca_file"),
+        (challenge("token = 'x'"), "unknown field"),
+        (challenge("").replace("/etc", "etc"), "identity.challenges.credentials_file"),
+        (challenge("").replace("'github.com/org/*'", ""), "identity.challenges.repositories"),
+        (challenge("").replace("org/*", "*/org"), "identity.challenges.repositories"),
+        (challenge("").replace("'github'", "'gitlab'"), "unknown variant"),
         ("[identity]\nrepositories = []".to_owned(), "lets nobody build"),
         ("[identity]\nrepositories = ['github.com/*/x']".to_owned(), "identity.repositories"),
         ("[identity]\nreplay = 'maybe'".to_owned(), "unknown variant"),

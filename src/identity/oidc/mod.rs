@@ -40,14 +40,14 @@ use crate::config;
 use crate::config::identity::Replay;
 
 mod discovery;
-mod fetch;
+pub(super) mod fetch;
 mod glob;
 mod keeper;
 mod lanes;
 mod prove;
 mod replay;
 mod repository;
-mod roots;
+pub(super) mod roots;
 mod signature;
 #[cfg(test)]
 mod tests;

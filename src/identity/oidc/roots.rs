@@ -29,14 +29,22 @@ pub enum RootsError {
 
 /// The host's list is read once, and only if an issuer needs it.
 #[derive(Default)]
-pub(super) struct Roots {
+pub(in crate::identity) struct Roots {
     host: Option<Arc<ClientConfig>>,
 }
 
 impl Roots {
     pub(super) fn for_issuer(&mut self, issuer: &Issuer) -> Result<Arc<ClientConfig>, RootsError> {
         let is_plain = issuer.jwks_host.is_none() && issuer.place().is_ok_and(|place| !place.tls);
-        match (&issuer.ca_file, &self.host) {
+        self.given(issuer.ca_file.as_deref(), is_plain)
+    }
+
+    pub(in crate::identity) fn given(
+        &mut self,
+        ca_file: Option<&Path>,
+        is_plain: bool,
+    ) -> Result<Arc<ClientConfig>, RootsError> {
+        match (ca_file, &self.host) {
             (Some(path), _) => client(of_file(path)?),
             // One on this machine itself: nothing is asked over TLS.
             (None, _) if is_plain => client(RootCertStore::empty()),
