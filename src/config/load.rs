@@ -79,6 +79,7 @@ impl Config {
         self.check_places()?;
         self.check_addresses()?;
         self.check_policy()?;
+        self.identity.check()?;
         self.check_what_is_given()
     }
 
