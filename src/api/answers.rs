@@ -5,8 +5,10 @@ use std::time::Duration;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
+use kiln_domain::access::Denied;
 use kiln_wire::ApiError;
 
+use super::access::Refused;
 use super::heart::{CompleteError, RenewError, RouteError, VerbError};
 use crate::store::StoreError;
 
@@ -34,6 +36,25 @@ impl PlainError {
 impl From<RouteError> for PlainError {
     fn from(error: RouteError) -> Self {
         Self { status: error.status(), retry_after: error.retry_after(), text: error.to_string() }
+    }
+}
+
+impl From<Refused> for PlainError {
+    fn from(refused: Refused) -> Self {
+        Self::new(refused.status(), refused.text())
+    }
+}
+
+impl From<Denied> for PlainError {
+    fn from(denied: Denied) -> Self {
+        Refused::from(denied).into()
+    }
+}
+
+impl From<Denied> for JsonError {
+    fn from(denied: Denied) -> Self {
+        let refused = Refused::from(denied);
+        Self::new(refused.status(), refused.text())
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln_domain::{BuildSpec, Key, LeaseToken, SnapshotName};
+use kiln_domain::{BuildSpec, Key, LeaseToken, RepoName, SnapshotName};
 use kiln_wire::{
     CacheView, Check, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, SnapshotView,
     Trashed, Why,
@@ -17,12 +17,13 @@ use thiserror::Error;
 use tracing::warn;
 
 use super::Settings;
+use super::answers::JsonError;
 use super::heart::{
     Caller, CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError,
 };
 
 /// What looks at the database or the host, or writes a row.
-const A_LOOK: Duration = Duration::from_secs(30);
+pub(super) const A_LOOK: Duration = Duration::from_secs(30);
 
 /// Beyond the wait of a route: for its lease's way to the disk, and its credential.
 const ROUTE_MARGIN: Duration = Duration::from_secs(30);
@@ -68,13 +69,20 @@ impl From<Overdue> for RenewError {
     }
 }
 
+impl From<Overdue> for JsonError {
+    fn from(overdue: Overdue) -> Self {
+        VerbError::from(overdue).into()
+    }
+}
+
 impl From<Overdue> for VerbError {
     fn from(overdue: Overdue) -> Self {
         Self::Unavailable { why: overdue.to_string(), retry_after: AGAIN }
     }
 }
 
-async fn within<T, E: From<Overdue>>(
+/// A call that is bounded by nobody else.
+pub(super) async fn within<T, E: From<Overdue>>(
     after: Duration,
     what: &'static str,
     call: impl Future<Output = Result<T, E>>,
@@ -119,6 +127,10 @@ impl Heart for Bounded {
 
     async fn renew(&self, token: &LeaseToken) -> Result<LeaseView, RenewError> {
         within(A_LOOK, "the renewal to be written", self.heart.renew(token)).await
+    }
+
+    async fn owner(&self, key: &Key) -> Result<Option<RepoName>, VerbError> {
+        within(A_LOOK, "whose project it is", self.heart.owner(key)).await
     }
 
     async fn list(&self) -> Result<Vec<ProjectView>, VerbError> {

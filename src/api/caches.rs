@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::{Extension, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use kiln_domain::SnapshotName;
@@ -13,6 +13,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::Api;
+use super::access::Asker;
 use super::answers::JsonError;
 use super::body::read;
 use super::v1::{InPath, parse};
@@ -88,8 +89,14 @@ pub(super) async fn snapshot(
         (status = 503, description = "Not now; see Retry-After", body = ApiError),
     )
 )]
-pub(super) async fn roll_back(State(api): State<Api>, key: InPath, body: Body) -> Result<Json<RolledBack>, JsonError> {
+pub(super) async fn roll_back(
+    State(api): State<Api>,
+    Extension(asker): Extension<Asker>,
+    key: InPath,
+    body: Body,
+) -> Result<Json<RolledBack>, JsonError> {
     let Rollback { snapshot, force } = read(body).await?;
+    asker.may_force(force)?;
     let key = parse(key)?;
     let named = snapshot.as_deref().map(str::parse::<SnapshotName>).transpose();
     let to = named.map_err(|error: ParseSnapshotError| JsonError::bad_request(error.to_string()))?;
@@ -111,8 +118,14 @@ pub(super) async fn roll_back(State(api): State<Api>, key: InPath, body: Body) -
         (status = 503, description = "Not now; see Retry-After", body = ApiError),
     )
 )]
-pub(super) async fn reset(State(api): State<Api>, key: InPath, body: Body) -> Result<StatusCode, JsonError> {
+pub(super) async fn reset(
+    State(api): State<Api>,
+    Extension(asker): Extension<Asker>,
+    key: InPath,
+    body: Body,
+) -> Result<StatusCode, JsonError> {
     let Reset { force } = read(body).await?;
+    asker.may_force(force)?;
     api.heart.reset(&parse(key)?, force).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -35,6 +35,7 @@ use tracing::debug;
 use super::answers;
 use super::delivery::{Delivery, Outbox, Peer, Undecided};
 use super::places::Place;
+use crate::identity::Source;
 
 /// The reference's bounds.
 const HEAD_TIME: Duration = Duration::from_secs(5);
@@ -98,7 +99,7 @@ impl Progress {
 
 /// Serves requests until the client goes away, a stage takes too long, its place goes to another, or `shutdown`: then the
 /// request under way is answered and no other is taken. A client that goes away drops the handler that works for it.
-pub(super) async fn serve<S>(stream: S, router: Router, place: Place, shutdown: CancellationToken)
+pub(super) async fn serve<S>(stream: S, from: Source, router: Router, place: Place, shutdown: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Peer + Unpin + Send + 'static,
 {
@@ -111,7 +112,9 @@ where
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
         let busy = Busy::begin(progress.clone());
         let (outbox, uri) = (carried.clone(), request.uri().clone());
-        let answer = router.clone().oneshot(request.map(|body| Body::new(Arriving::new(body, progress.clone()))));
+        let mut request = request.map(|body| Body::new(Arriving::new(body, progress.clone())));
+        request.extensions_mut().insert(from);
+        let answer = router.clone().oneshot(request);
         async move {
             let mut response = if is_reserve { in_short(&uri, answer).await? } else { answer.await? };
             let lease = response.extensions_mut().remove::<Delivery>().and_then(|delivery| delivery.take());

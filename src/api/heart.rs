@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::http::StatusCode;
-use kiln_domain::{BuildSpec, Entitlements, Key, LeaseToken, SnapshotName, Tier};
+use kiln_domain::{BuildSpec, Entitlements, Key, LeaseToken, RepoName, SnapshotName, Tier};
 use kiln_wire::{
     CacheView, Change, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse, SnapshotView,
     Trashed, Why,
@@ -44,6 +44,10 @@ pub trait Heart: Send + Sync + 'static {
 
     /// The client is still there: the lease's grace begins anew. Its end does not move.
     async fn renew(&self, token: &LeaseToken) -> Result<LeaseView, RenewError>;
+
+    /// The repository of the project that a key belongs to, also of one that is derived from it; `None` if there is no such
+    /// project.
+    async fn owner(&self, key: &Key) -> Result<Option<RepoName>, VerbError>;
 
     async fn list(&self) -> Result<Vec<ProjectView>, VerbError>;
 
@@ -120,7 +124,7 @@ pub struct SettingsChange {
 }
 
 /// For what goes away by itself within a moment.
-const A_MOMENT: Duration = Duration::from_secs(1);
+pub(super) const A_MOMENT: Duration = Duration::from_secs(1);
 
 /// A start takes seconds, and one that did not get there in a whole wait will not be there in one.
 const A_START: Duration = Duration::from_secs(5);

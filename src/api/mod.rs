@@ -9,19 +9,21 @@
 //!
 //! | file | what is in it |
 //! |---|---|
+//! | `access` | who may use which endpoint |
 //! | `heart`, `bounded` | what is asked of the rest of Kiln, and for how long |
 //! | `projects` | the heart as it is, and which of its errors is which answer |
 //! | `routing`, `prefer` | the three endpoints of the reference, and how long a caller wants to wait |
-//! | `v1`, `caches`, `upkeep`, `events` | what Kiln shows of itself, and an admin's verbs |
+//! | `v1`, `caches`, `upkeep`, `tokens`, `events` | what Kiln shows of itself, and an admin's verbs |
 //! | `health` | alive, ready, figures |
 //! | `body`, `answers` | from bytes to a request, from errors to answers |
 //! | `large` | how many large answers there are at a time |
 //! | `delivery` | whether an answer that carries a lease arrived |
-//! | `guard` | who may speak over TCP |
+//! | `guard` | that no web page speaks over TCP |
 //! | `listener`, `serve`, `connection`, `places` | sockets, accept loops, bounds of a connection, and who gets a place |
 //!
 //! What must not be here: Incus, SQL, rules about leases and phases.
 
+mod access;
 mod answers;
 mod body;
 mod bounded;
@@ -39,16 +41,17 @@ mod prefer;
 mod projects;
 mod routing;
 mod serve;
+mod tokens;
 mod upkeep;
 mod v1;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse as _;
 use axum::routing::{any, get};
+use axum::{Router, middleware};
 use bounded::Bounded;
 pub use heart::{CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
 pub use listener::{ListenError, Listener};
@@ -60,6 +63,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::identity::Callers;
 use crate::metrics::Metrics;
 use crate::store::Store;
 
@@ -81,6 +85,7 @@ pub struct Settings {
 #[derive(Clone)]
 pub struct Api {
     heart: Arc<dyn Heart>,
+    callers: Arc<Callers>,
     /// For the events only.
     journal: Store,
     metrics: Arc<Metrics>,
@@ -95,12 +100,18 @@ pub struct Api {
 }
 
 impl Api {
-    pub fn new(heart: Arc<dyn Heart>, journal: Store, metrics: Arc<Metrics>, settings: Settings) -> Self {
+    pub fn new(
+        heart: Arc<dyn Heart>,
+        callers: Arc<Callers>,
+        journal: Store,
+        metrics: Arc<Metrics>,
+        settings: Settings,
+    ) -> Self {
         let (followers, scrapes) = (Arc::new(Semaphore::new(FOLLOWERS)), Arc::new(Semaphore::new(1)));
         let heart = Arc::new(Bounded::new(heart, &settings));
         let (lists, figures) = (large::Places::new(), large::Places::new());
         let shutdown = CancellationToken::new();
-        Self { heart, journal, metrics, settings, followers, scrapes, lists, figures, shutdown }
+        Self { heart, callers, journal, metrics, settings, followers, scrapes, lists, figures, shutdown }
     }
 
     fn ending_with(self, shutdown: CancellationToken) -> Self {
@@ -119,6 +130,7 @@ impl Api {
             )
             .fallback(answers::not_found)
             .method_not_allowed_fallback(answers::method_not_allowed)
+            .layer(middleware::from_fn_with_state(self.clone(), access::let_through))
             .layer(CatchPanicLayer::new())
             .with_state(self)
     }
@@ -158,6 +170,8 @@ fn endpoints() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(upkeep::trash, upkeep::empty_trash))
         .routes(routes!(upkeep::discard))
         .routes(routes!(upkeep::restore))
+        .routes(routes!(tokens::list, tokens::create))
+        .routes(routes!(tokens::revoke))
         .routes(routes!(health::readyz))
         .routes(routes!(health::metrics))
         .split_for_parts()
@@ -172,6 +186,7 @@ fn endpoints() -> (Router<Api>, utoipa::openapi::OpenApi) {
         (name = "caches", description = "Their past, a way back, and where the bytes are"),
         (name = "events", description = "What happens"),
         (name = "upkeep", description = "What has lost its other half, and what was deleted"),
+        (name = "tokens", description = "Who else may come"),
         (name = "health", description = "For machines that ask often"),
     )
 )]

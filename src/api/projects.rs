@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use kiln_domain::explain::Explanation;
-use kiln_domain::{BuildSpec, Key, LeaseToken, Settings, Snapshot, SnapshotName, Timestamp};
+use kiln_domain::{BuildSpec, Key, LeaseToken, RepoName, Settings, Snapshot, SnapshotName, Timestamp};
 use kiln_wire::{
     CacheEntry, CacheView, Check, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, Readiness, RouteResponse,
     SnapshotView, Storage, Sums, Trashed, UsageView, Why,
@@ -66,6 +66,10 @@ impl Heart for Projects {
             Err(Renew::Ended) => Err(RenewError::Ended),
             Err(Renew::Store(error)) => Err(error.into()),
         }
+    }
+
+    async fn owner(&self, key: &Key) -> Result<Option<RepoName>, VerbError> {
+        Ok(Projects::owner(self, key).await?)
     }
 
     async fn list(&self) -> Result<Vec<ProjectView>, VerbError> {

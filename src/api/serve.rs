@@ -12,6 +12,7 @@ use tracing::{info, warn};
 use super::listener::Socket;
 use super::places::{Place, Room, Size};
 use super::{Api, Listener, connection, guard};
+use crate::identity::Source;
 use crate::seldom::Seldom;
 
 /// Connections at a time on each listener.
@@ -58,7 +59,9 @@ async fn accept(listener: Listener, router: Router, room: Room, shutdown: Cancel
             accepted = next(&listener, &room) => accepted,
         };
         match accepted {
-            Ok(stream) => drop(connections.spawn(stream.serve(router.clone(), room.enter(), shutdown.clone()))),
+            Ok((stream, from)) => {
+                drop(connections.spawn(stream.serve(from, router.clone(), room.enter(), shutdown.clone())));
+            }
             Err(error) => {
                 if is_out_of_descriptors(&error) {
                     room.make_room();
@@ -85,24 +88,29 @@ enum Stream {
 }
 
 impl Stream {
-    async fn serve(self, router: Router, place: Place, shutdown: CancellationToken) {
+    async fn serve(self, from: Source, router: Router, place: Place, shutdown: CancellationToken) {
         match self {
-            Self::Unix(stream) => connection::serve(stream, router, place, shutdown).await,
-            Self::Tcp(stream) => connection::serve(stream, router, place, shutdown).await,
+            Self::Unix(stream) => connection::serve(stream, from, router, place, shutdown).await,
+            Self::Tcp(stream) => connection::serve(stream, from, router, place, shutdown).await,
         }
     }
 }
 
 /// Only when there is a place, so that nobody is accepted only to wait: the kernel's queue is for that.
-async fn next(listener: &Listener, room: &Room) -> io::Result<Stream> {
+async fn next(listener: &Listener, room: &Room) -> io::Result<(Stream, Source)> {
     room.has_place().await;
     match &listener.0 {
-        Socket::Unix { listener, .. } => Ok(Stream::Unix(listener.accept().await?.0)),
+        Socket::Unix { listener, .. } => {
+            let stream = listener.accept().await?.0;
+            // Of the moment when it connected; what it was passed on to since is in its hands.
+            let uid = stream.peer_cred()?.uid();
+            Ok((Stream::Unix(stream), Source::Socket { uid }))
+        }
         Socket::Tcp(listener) => {
-            let (stream, _) = listener.accept().await?;
+            let (stream, from) = listener.accept().await?;
             // Answers are one write each; nothing is gained by waiting for more.
             stream.set_nodelay(true)?;
-            Ok(Stream::Tcp(stream))
+            Ok((Stream::Tcp(stream), Source::Tcp(from.ip())))
         }
     }
 }

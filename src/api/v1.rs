@@ -5,17 +5,19 @@ use std::time::Duration;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Extension, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use kiln_domain::access::{Target, Verb};
 use kiln_domain::lease::ParseTokenError;
-use kiln_domain::{Entitlement, Entitlements, Key, LeaseToken, ParseKeyError, Tier};
+use kiln_domain::{Entitlement, Entitlements, Key, LeaseToken, ParseKeyError, RepoName, Tier};
 use kiln_wire::{ApiError, LeaseView, ProjectView, Renew, SettingsPatch, Why, units};
 use serde::Deserialize;
 use subtle::ConstantTimeEq as _;
 use utoipa::IntoParams;
 
 use super::Api;
+use super::access::Asker;
 use super::answers::JsonError;
 use super::body::read;
 use super::heart::{RenewError, SettingsChange};
@@ -29,9 +31,14 @@ use super::heart::{RenewError, SettingsChange};
         (status = 503, description = "Not now", body = ApiError),
     )
 )]
-pub(super) async fn list(State(api): State<Api>) -> Result<Response, JsonError> {
+pub(super) async fn list(State(api): State<Api>, Extension(asker): Extension<Asker>) -> Result<Response, JsonError> {
     let place = api.lists.take_for_list().await?;
-    place.json(&api.heart.list().await?)
+    let mut projects = api.heart.list().await?;
+    if asker.may(Verb::See, Target::Nothing).is_err() {
+        let is_seen = |repo: RepoName| asker.may(Verb::See, Target::Project(&repo)).is_ok();
+        projects.retain(|project| RepoName::parse(&project.repo).is_ok_and(is_seen));
+    }
+    place.json(&projects)
 }
 
 /// One project.
@@ -158,11 +165,13 @@ pub(super) struct Stopping {
 )]
 pub(super) async fn stop(
     State(api): State<Api>,
+    Extension(asker): Extension<Asker>,
     key: InPath,
     query: Result<Query<Stopping>, QueryRejection>,
 ) -> Result<StatusCode, JsonError> {
     let key = parse(key)?;
     let Query(Stopping { force }) = query.map_err(|error| JsonError::bad_request(error.body_text()))?;
+    asker.may_force(force)?;
     api.heart.stop(&key, force).await?;
     Ok(StatusCode::NO_CONTENT)
 }

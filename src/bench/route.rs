@@ -18,6 +18,7 @@ use super::figures::{Spread, cpu_time, fdatasync, millis};
 use crate::api::{self, Api, Listener};
 use crate::clock::SystemClock;
 use crate::entropy::SystemEntropy;
+use crate::identity::Callers;
 use crate::metrics::Metrics;
 use crate::pki::Pki;
 use crate::projects::model::ModelEffects;
@@ -94,7 +95,8 @@ impl RouteBench {
         let shutdown = CancellationToken::new();
         let settings =
             api::Settings { route_wait: Duration::from_secs(10), nameless_release: false, drain: Duration::ZERO };
-        let server = Api::new(Arc::new(projects), store.clone(), Arc::new(Metrics::new()), settings);
+        let callers = Arc::new(Callers::of_one_user(store.clone()));
+        let server = Api::new(Arc::new(projects), callers, store.clone(), Arc::new(Metrics::new()), settings);
         let server = tokio::spawn(api::serve(vec![Listener::unix(&socket)?], server, shutdown.clone()));
         let mut rows = Vec::new();
         for &clients in &self.clients {

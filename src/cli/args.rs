@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use kiln_domain::access::{Grade, TokenId};
 use kiln_domain::{Key, SnapshotName};
 use kiln_wire::{OrphanKind, units};
 
@@ -38,6 +39,9 @@ pub(super) struct Connection {
     /// kilnd's address as http://HOST:PORT; wins over --socket
     #[arg(long, global = true, value_name = "URL", env = "KILN_URL")]
     pub(super) url: Option<String>,
+    /// A file with the token that proves who asks. The environment's `KILN_TOKEN`, the token itself, wins over it
+    #[arg(long, global = true, value_name = "PATH", env = "KILN_TOKEN_FILE")]
+    pub(super) token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -73,6 +77,8 @@ pub(super) enum Verb {
     Orphans(OrphansArgs),
     /// Deleted caches: list, give back, delete for good
     Trash(TrashArgs),
+    /// Tokens for who else may come: make, list, revoke
+    Token(TokenArgs),
     /// Print what happened, and with --follow what happens
     Events(EventsArgs),
     /// Container images that daemons run in
@@ -396,6 +402,62 @@ pub(super) enum TrashVerb {
     },
     /// Delete all of it for good
     Empty,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct TokenArgs {
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+    #[command(subcommand)]
+    pub(super) verb: TokenVerb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum TokenVerb {
+    /// Make a token, and print it this once
+    Create {
+        /// What it is for
+        #[arg(long)]
+        name: String,
+        /// What it makes of whoever shows it
+        #[arg(long, value_enum, default_value_t = GradeName::Builder)]
+        grade: GradeName,
+        /// A repository that it builds, or a pattern: github.com/org/*, or *
+        #[arg(long = "project", value_name = "PATTERN")]
+        repositories: Vec<String>,
+        /// How long it counts: 12h, 90d; never
+        #[arg(long, value_name = "SPAN")]
+        expires: String,
+    },
+    /// List them
+    Ls,
+    /// Revoke one: it counts for nothing from now on
+    Revoke {
+        /// As the list shows it
+        id: TokenId,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum GradeName {
+    Builder,
+    UntrustedBuilder,
+    Watcher,
+    Operator,
+    Admin,
+}
+
+impl GradeName {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Builder => Grade::Builder.name(),
+            Self::UntrustedBuilder => Grade::UntrustedBuilder.name(),
+            Self::Watcher => Grade::Watcher.name(),
+            Self::Operator => Grade::Operator.name(),
+            Self::Admin => Grade::Admin.name(),
+        }
+    }
 }
 
 #[derive(Debug, Args)]

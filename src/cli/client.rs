@@ -2,15 +2,17 @@
 
 use std::error::Error as _;
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use kiln_domain::access::TokenId;
 use kiln_domain::{Key, LeaseToken};
 use kiln_wire::{
-    Adopt, ApiError, CacheView, CompleteRequest, DiskUsage, Emptied, LeaseView, Orphan, OrphanKind, ProjectView,
-    RemoveOrphan, Renew, Reset, Rollback, RolledBack, RouteRequest, RouteResponse, SettingsPatch, SnapshotView, Taken,
-    Trashed, Why,
+    Adopt, ApiError, CacheView, CompleteRequest, DiskUsage, Emptied, LeaseView, NewToken, Orphan, OrphanKind,
+    ProjectView, RemoveOrphan, Renew, Reset, Rollback, RolledBack, RouteRequest, RouteResponse, SettingsPatch,
+    SnapshotView, Taken, TokenRequest, TokenView, Trashed, Why,
 };
-use reqwest::header::RETRY_AFTER;
+use reqwest::header::{AUTHORIZATION, HeaderValue, RETRY_AFTER};
 use reqwest::{RequestBuilder, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use thiserror::Error;
@@ -31,6 +33,10 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 pub(super) enum ClientError {
     #[error("--url is {url:?}: {why}")]
     BadUrl { url: String, why: &'static str },
+    #[error("cannot read the token file {path}")]
+    TokenFile { path: PathBuf, source: io::Error },
+    #[error("the token in {from} is none that could be sent: it has blanks in it, or what cannot be printed")]
+    Token { from: String },
     #[error("cannot set up an HTTP client")]
     Setup(#[source] reqwest::Error),
     #[error(
@@ -126,6 +132,10 @@ impl Client {
                 "http://kiln".to_owned(),
                 connection.socket.display().to_string(),
             ),
+        };
+        let builder = match token(connection)? {
+            Some(token) => builder.default_headers(std::iter::once((AUTHORIZATION, token)).collect()),
+            None => builder,
         };
         let http = builder.connect_timeout(QUICK).build().map_err(ClientError::Setup)?;
         Ok(Self { http, base, at })
@@ -272,6 +282,21 @@ impl Client {
         self.decode(&body)
     }
 
+    pub(super) async fn create_token(&self, request: &TokenRequest) -> Result<NewToken, ClientError> {
+        let body = self.call("make a token", self.http.post(self.url("/v1/tokens")).json(request), QUICK).await?;
+        self.decode(&body)
+    }
+
+    pub(super) async fn tokens(&self) -> Result<Vec<TokenView>, ClientError> {
+        let body = self.call("list its tokens", self.http.get(self.url("/v1/tokens")), QUICK).await?;
+        self.decode(&body)
+    }
+
+    pub(super) async fn revoke_token(&self, id: &TokenId) -> Result<(), ClientError> {
+        let call = self.http.delete(self.url(&format!("/v1/tokens/{id}")));
+        self.call("revoke the token", call, QUICK).await.map(drop)
+    }
+
     /// `GET /v1/events`, as a stream that ends when kilnd ends it.
     pub(super) async fn events(&self, follow: bool, of: Option<&Key>) -> Result<Response, ClientError> {
         let what = "show its events";
@@ -363,6 +388,26 @@ fn segment(name: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     let one = |byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     name.bytes().map(one).collect()
+}
+
+/// A token is never an argument, which every user of the host could read.
+fn token(connection: &Connection) -> Result<Option<HeaderValue>, ClientError> {
+    let (from, text) = match (super::variable("KILN_TOKEN"), &connection.token_file) {
+        (Some(text), _) => ("KILN_TOKEN".to_owned(), text.to_string_lossy().into_owned()),
+        (None, Some(path)) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| ClientError::TokenFile { path: path.clone(), source })?;
+            (path.display().to_string(), text)
+        }
+        (None, None) => return Ok(None),
+    };
+    // Files end in a line's end (F48).
+    let text = text.trim();
+    let is_token = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+    let header = is_token.then(|| HeaderValue::try_from(format!("Bearer {text}")).ok()).flatten();
+    let mut header = header.ok_or(ClientError::Token { from })?;
+    header.set_sensitive(true);
+    Ok(Some(header))
 }
 
 /// The system's own word for why no connection came to be.

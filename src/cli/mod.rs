@@ -46,6 +46,7 @@ mod renewal;
 mod show;
 mod signals;
 mod split;
+mod tokens;
 mod waiting;
 
 use args::{Cli, ImageVerb, Verb};
@@ -117,6 +118,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
         Verb::Du(args) => caches::du(&client()?, Printer::for_stdout(), args.json).await?,
         Verb::Orphans(args) => admin::orphans(&client()?, &args).await?,
         Verb::Trash(args) => admin::trash(&client()?, &args).await?,
+        Verb::Token(args) => tokens::run(&client()?, &args).await?,
         Verb::Events(args) => events::print(&client()?, &args).await?,
         Verb::Image(args) => match args.verb {
             ImageVerb::Build(args) => image::build(&args).await?,

@@ -79,6 +79,7 @@ impl Config {
         self.check_places()?;
         self.check_addresses()?;
         self.check_policy()?;
+        self.identity.check()?;
         self.check_what_is_given()
     }
 
@@ -197,6 +198,7 @@ impl Config {
             return value("rules", &self.rules.len(), &error.to_string());
         }
         self.check_caches()?;
+        self.local_grants()?;
         match (self.volumes.engine, &self.volumes.dataset) {
             (EngineKind::Zfs, None) => {
                 return value("volumes.dataset", &"", "engine zfs needs one: name a dataset, as tank/kiln/cache");
@@ -246,7 +248,7 @@ impl Config {
     }
 }
 
-fn value<T>(key: &'static str, value: &dyn std::fmt::Debug, why: &str) -> Result<T, ConfigError> {
+pub(super) fn value<T>(key: &'static str, value: &dyn std::fmt::Debug, why: &str) -> Result<T, ConfigError> {
     Err(ConfigError::Value { key, value: format!("{value:?}"), why: why.to_owned() })
 }
 

@@ -6,7 +6,9 @@
 //! What must not be here: opening anything but the file itself.
 
 mod caches;
+pub mod identity;
 mod load;
+mod local;
 mod units;
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -14,9 +16,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use caches::{Eviction, FanOut, Forks, Growth, Snapshots};
+pub use identity::Identity;
 use kiln_domain::settings::{Rule as DomainRule, SettingsError};
 use kiln_domain::{AddressRange, Entitlements, Rules, Settings, Tier, UntrustedPolicy};
 pub use load::{ConfigError, Overrides};
+pub use local::{Builders, Local, LocalGrant, Loopback, Who};
 use serde::{Deserialize, Serialize};
 
 use crate::gateway::TrustedSource;
@@ -32,6 +36,8 @@ pub struct Config {
     /// Sockets and process records. May be lost at a reboot.
     pub run_dir: PathBuf,
     pub api: Api,
+    pub identity: Identity,
+    pub local: Local,
     pub gateway: Gateway,
     pub runtime: Runtime,
     pub network: Network,
@@ -308,6 +314,8 @@ impl Default for Config {
             state_dir: "/var/lib/kiln".into(),
             run_dir: "/run/kiln".into(),
             api: Api::default(),
+            identity: Identity::default(),
+            local: Local::default(),
             gateway: Gateway::default(),
             runtime: Runtime::default(),
             network: Network::default(),

@@ -19,7 +19,7 @@ use thiserror::Error;
 use crate::api::ListenError;
 use crate::buildkit::GrpcProbe;
 use crate::clock::{Clock as _, SystemClock};
-use crate::config::{Admission, Config, EngineKind, RuntimeKind};
+use crate::config::{self, Admission, Config, ConfigError, EngineKind, RuntimeKind};
 use crate::entropy::SystemEntropy;
 use crate::gateway::{Gateway, Limits};
 use crate::host::incus::{IncusConfig, IncusRuntime};
@@ -28,6 +28,7 @@ use crate::host::pressure::PressureFiles;
 use crate::host::process::{ProcessConfig, ProcessRuntime};
 use crate::host::volumes::{self, BtrfsEngine, DirEngine, VolumeEngine, VolumeError, ZfsEngine};
 use crate::host::{Runtime, RuntimeError};
+use crate::identity::{Callers, Local, Loopback, SystemAccounts, Tokens};
 use crate::pki::{Pki, PkiError};
 use crate::projects::{
     Addressing, DaemonPaths, Foundations, HostEffects, HostEffectsConfig, HostParts, Projects, ProjectsConfig,
@@ -48,6 +49,10 @@ pub enum StartError {
     Store(#[from] OpenError),
     #[error("cannot set how long the journal is kept")]
     Journal(#[source] StoreError),
+    #[error("cannot read the tokens that were given out")]
+    Tokens(#[source] StoreError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     #[error("cannot take up the projects of the last run")]
     TakeUp(#[source] StoreError),
     #[error("{path} can be changed by others, and with it what kilnd does: {remedy}")]
@@ -94,6 +99,7 @@ pub struct Assembly {
     pub gateway: Arc<Gateway>,
     pub store: Store,
     pub effects: Arc<HostEffects>,
+    pub callers: Arc<Callers>,
 }
 
 /// Opens what there is and makes what is missing below the state and run directories. Starts no daemon.
@@ -126,7 +132,22 @@ pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
     let projects = Projects::new(projects_config(config)?, foundations);
     let gateway = Gateway::new(Arc::new(projects.clone()), &config.gateway.domains, gateway_limits(config))
         .behind(config.gateway.proxy_protocol_from.clone());
-    Ok(Assembly { projects, gateway: Arc::new(gateway), store, effects })
+    let callers = Arc::new(callers(config, &store).await?);
+    Ok(Assembly { projects, gateway: Arc::new(gateway), store, effects, callers })
+}
+
+/// Who may come, and as what.
+async fn callers(config: &Config, store: &Store) -> Result<Callers, StartError> {
+    let own = rustix::process::getuid().as_raw();
+    let local = Local::new(config.local_grants()?, own, Arc::new(SystemAccounts));
+    let known = store.tokens().await.map_err(StartError::Tokens)?;
+    let tokens = Tokens::new(store.clone(), Arc::new(SystemClock), Arc::new(SystemEntropy::default()), known);
+    let loopback = match config.local.loopback {
+        Some(config::Loopback::Builder) => Loopback::Builder,
+        Some(config::Loopback::Nothing) => Loopback::Nothing,
+        None => Loopback::UntilTokens,
+    };
+    Ok(Callers::new(local, tokens, loopback))
 }
 
 fn gateway_limits(config: &Config) -> Limits {

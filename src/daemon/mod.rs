@@ -121,7 +121,7 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
     let (tcp, as_configured) = config.tcp_listen();
     let tcp_door = api::Listener::tcp(tcp).await?;
     api::Listener::check_free(&config.socket())?;
-    let Assembly { projects, gateway, store, .. } = assemble(config).await?;
+    let Assembly { projects, gateway, store, callers, .. } = assemble(config).await?;
     let doors = vec![api::Listener::unix(&config.socket())?, tcp_door];
     if !as_configured {
         tracing::warn!(configured = %config.api.listen, listening = %tcp,
@@ -142,7 +142,7 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
         drain: config.buildkit.drain,
     };
     read_the_host(&metrics, &config.volumes_path());
-    let api = Api::new(Arc::new(projects), store, metrics, settings);
+    let api = Api::new(Arc::new(projects), callers, store, metrics, settings);
     let mut api = tokio::spawn(api::serve(doors, api, shutdown.clone()));
     tracing::info!(api = %tcp, socket = %config.socket().display(), gateway = %config.gateway.listen,
         runtime = ?config.runtime.kind, "kilnd is ready");

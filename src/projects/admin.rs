@@ -9,7 +9,7 @@ use std::time::Duration;
 use kiln_domain::explain::Explanation;
 use kiln_domain::plan::{Stop, StopWish, bounds};
 use kiln_domain::settings::SettingsError;
-use kiln_domain::{Key, Lease, Phase, ProjectRecord, Settings, SnapshotName, Step};
+use kiln_domain::{Key, Lease, Phase, ProjectRecord, RepoName, Settings, SnapshotName, Step};
 use kiln_wire::units::{show_size, show_span};
 use kiln_wire::{LeaseView, Origin, ProjectView, QueuePlace, Setting, SettingsView};
 use thiserror::Error;
@@ -203,6 +203,16 @@ impl Projects {
             leases.entry(key).or_default().push(lease);
         }
         Ok(records.iter().map(|r| self.view(r, leases.get(&r.key).map_or(&[], Vec::as_slice))).collect())
+    }
+
+    /// The repository of the project that has `key`, or that it is derived from.
+    pub async fn owner(&self, key: &Key) -> Result<Option<RepoName>, StoreError> {
+        let own = self.shared.store.project(key).await?;
+        let record = match own {
+            None if key.role().is_derived() => self.shared.store.project(&key.project()).await?,
+            own => own,
+        };
+        Ok(record.map(|record| record.spec.repo))
     }
 
     pub async fn show(&self, key: &Key) -> Result<Option<ProjectView>, StoreError> {

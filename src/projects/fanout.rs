@@ -13,7 +13,7 @@ use kiln_domain::{Identity, Key, LeaseToken, Phase, Role};
 use tokio::time::Instant;
 
 use super::answer::Routed;
-use super::handle::{Projects, RouteError, not_ready};
+use super::handle::{Caller, Projects, RouteError, not_ready};
 use super::messages::{LeftBehind, Renewing, Undelivered};
 use super::registry::WorkerHandle;
 
@@ -117,14 +117,14 @@ impl Projects {
         &self,
         identity: Identity,
         wait: Option<Duration>,
-        branch: Option<&str>,
+        caller: &Caller,
     ) -> Result<Routed, RouteError> {
-        let (identity, _counted) = self.place(identity, branch);
+        let (identity, _counted) = self.place(identity, caller.branch.as_deref());
         let (now, is_member) = (Instant::now(), matches!(identity.key.role(), Role::Member(_)));
         let deadline = now + self.config.route_wait;
         let lease = async |identity: &Identity, until: Instant| match wait {
-            Some(wait) => self.lease(identity, wait).await,
-            None => self.lease_when_ready(identity, until).await,
+            Some(wait) => self.lease(identity, &caller.who, wait).await,
+            None => self.lease_when_ready(identity, &caller.who, until).await,
         };
         // Whoever waits for a member in vain has to have time for another.
         let first = if is_member { now + self.config.route_wait / 2 } else { deadline };
@@ -170,7 +170,7 @@ impl Projects {
             {
                 let other = self.place_without(&Identity::member(identity.spec.clone(), number));
                 tracing::info!(%key, instead = %other.key, %error, "a build moves on from a member that cannot be had");
-                let routed = self.lease(&other, patience).await?;
+                let routed = self.lease(&other, &None, patience).await?;
                 let left = LeftBehind { mailbox: worker.mailbox.clone(), token: lease.token };
                 Ok(Routed { left: Some(left), ..routed })
             }

@@ -89,6 +89,9 @@ impl ProjectsConfig {
     }
 }
 
+/// Whoever asks, as far as it was proven, in words. `None`: some client.
+pub type Who = Option<Arc<str>>;
+
 /// Who asks, as far as it decides on the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Caller {
@@ -98,6 +101,8 @@ pub struct Caller {
     pub pull_request: Option<String>,
     /// Where a project has several daemons, a branch goes where it went before.
     pub branch: Option<String>,
+    /// For the journal.
+    pub who: Who,
 }
 
 impl Caller {
@@ -248,7 +253,7 @@ impl Projects {
         let identity = self.identity(spec, &options.caller)?;
         let routed = match (options.resume, options.wait) {
             (Some(token), wait) => self.resume(&identity, token, wait.unwrap_or(self.config.route_wait)).await?,
-            (None, wait) => self.lease_somewhere(identity, wait, options.caller.branch.as_deref()).await?,
+            (None, wait) => self.lease_somewhere(identity, wait, &options.caller).await?,
         };
         let ready = matches!(routed.standing, Standing::Ready(_));
         let credential = if options.credential && ready { Some(self.credential(&routed.key).await?) } else { None };
@@ -256,12 +261,17 @@ impl Projects {
     }
 
     /// The way of the reference's clients: nothing is promised before the daemon answers.
-    pub(super) async fn lease_when_ready(&self, identity: &Identity, deadline: Instant) -> Result<Routed, RouteError> {
+    pub(super) async fn lease_when_ready(
+        &self,
+        identity: &Identity,
+        who: &Who,
+        deadline: Instant,
+    ) -> Result<Routed, RouteError> {
         let token = LeaseToken::from_random(self.entropy.token()?);
         for _ in 0..TRIES {
             let worker = self.worker(identity).await?;
             let (reply, answer) = oneshot::channel();
-            let message = Message::Route { identity: identity.clone(), token: token.hash(), reply };
+            let message = Message::Route { identity: identity.clone(), token: token.hash(), who: who.clone(), reply };
             if worker.mailbox.send(message).await.is_err() {
                 continue;
             }
@@ -284,13 +294,13 @@ impl Projects {
     }
 
     /// The lease first, and then as much of the wait as the caller has patience for.
-    pub(super) async fn lease(&self, identity: &Identity, patience: Duration) -> Result<Routed, RouteError> {
+    pub(super) async fn lease(&self, identity: &Identity, who: &Who, patience: Duration) -> Result<Routed, RouteError> {
         let token = LeaseToken::from_random(self.entropy.token()?);
         let deadline = Instant::now() + patience.min(self.config.route_wait) + LEAVES_WITHIN;
         for _ in 0..TRIES {
             let worker = self.worker(identity).await?;
             let (reply, answer) = oneshot::channel();
-            let message = Message::Lease { identity: identity.clone(), token: token.hash(), reply };
+            let message = Message::Lease { identity: identity.clone(), token: token.hash(), who: who.clone(), reply };
             if worker.mailbox.send(message).await.is_err() {
                 continue;
             }

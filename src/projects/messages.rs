@@ -10,6 +10,7 @@ use kiln_domain::plan::StopWish;
 use kiln_domain::{Generation, Identity, Key, Lease, Phase, Settings, Snapshot, SnapshotName, TokenHash, Verdict};
 use tokio::sync::{mpsc, oneshot};
 
+use super::handle::Who;
 use crate::metrics::LeaseEnd;
 use crate::store::{Commit, StoreError};
 
@@ -19,12 +20,14 @@ pub(super) enum Message {
     Route {
         identity: Identity,
         token: TokenHash,
+        who: Who,
         reply: Reply<Granted>,
     },
     /// A lease now, with or without a daemon; whoever holds it comes back for the daemon.
     Lease {
         identity: Identity,
         token: TokenHash,
+        who: Who,
         reply: Reply<Granted>,
     },
     /// Bring it up, without a lease; answers at once whether it is up already.
@@ -202,6 +205,7 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 pub(super) enum Waiter {
     Route {
         token: TokenHash,
+        who: Who,
         reply: Reply<Granted>,
     },
     Await {

@@ -55,6 +55,6 @@ pub use admission::QueueFigures;
 pub use answer::{Addressing, Routed};
 pub use caches::CacheUsage;
 pub use effects::{EffectError, Effects, StepDeadlines, Survey};
-pub use handle::{Caller, Foundations, Projects, ProjectsConfig, RenewError, RouteError, RouteOptions};
+pub use handle::{Caller, Foundations, Projects, ProjectsConfig, RenewError, RouteError, RouteOptions, Who};
 pub use host_effects::{DaemonPaths, HostEffects, HostEffectsConfig, HostParts};
 pub use reconcile::ReconcileError;

@@ -59,6 +59,10 @@ pub enum StoreError {
          rebuilds it from the host"
     )]
     Gone { path: PathBuf },
+    #[error(
+        "there are {most} tokens already, and that is as many as may be: revoke those that nobody uses (`kiln token list`)"
+    )]
+    TooManyTokens { most: usize },
     /// Nothing was written. Reads may go on.
     #[error(
         "cannot {doing}: the disk of {path} is read-only or fails; see what `dmesg` says of it, and mount it to be written again"
@@ -117,6 +121,7 @@ impl StoreError {
                 | Self::UnknownProject { .. }
                 | Self::NotRemoving { .. }
                 | Self::WrongKey { .. }
+                | Self::TooManyTokens { .. }
         )
     }
 
@@ -133,6 +138,7 @@ impl StoreError {
             | Self::UnknownProject { .. }
             | Self::NotRemoving { .. }
             | Self::WrongKey { .. }
+            | Self::TooManyTokens { .. }
             | Self::Closed
             | Self::Sqlite { .. }
             | Self::Column { .. }

@@ -23,6 +23,7 @@
 //! | `writes` | each write as SQL |
 //! | `readers` | connections that only read |
 //! | `rows` | from rows to the domain's types |
+//! | `tokens` | tokens that were given out, as rows |
 //! | `damage` | rows that do not fit |
 //! | `events` | the journal, and how much of it is kept |
 //! | `files` | that the open files are still those of their names |
@@ -41,12 +42,14 @@ mod memory;
 mod readers;
 mod rows;
 mod schema;
+mod tokens;
 mod writer;
 mod writes;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kiln_domain::access::TokenId;
 use kiln_domain::{AddressPool, BuildTimes, Identity, Key, Lease, ProjectRecord, Timestamp, TokenHash};
 use rusqlite::Connection;
 use tokio::sync::broadcast;
@@ -64,6 +67,7 @@ pub use memory::{MemoryDisk, Saved};
 use readers::Readers;
 use rows::List;
 pub use rows::TakenUp;
+pub use tokens::TokenRecord;
 use writer::Writer;
 pub use writes::Created;
 
@@ -358,6 +362,29 @@ impl Store {
     /// Adds to the journal; resolves to the event's id.
     pub fn record(&self, event: NewEvent) -> Commit<i64> {
         self.submit_telling(true, move |writing| events::record(writing, event))
+    }
+
+    /// The oldest first.
+    pub async fn tokens(&self) -> Result<Vec<TokenRecord>, StoreError> {
+        self.list(tokens::tokens).await
+    }
+
+    /// [`StoreError::TooManyTokens`] where there are as many as may be.
+    pub fn add_token(&self, token: &TokenRecord, event: NewEvent) -> Commit<()> {
+        let token = token.clone();
+        self.submit_telling(true, move |writing| tokens::add(writing, &token, event))
+    }
+
+    /// False: there is no such token, and the event is not written.
+    pub fn remove_token(&self, id: &TokenId, event: NewEvent) -> Commit<bool> {
+        let id = id.clone();
+        self.submit_telling(true, move |writing| tokens::remove(writing, &id, event))
+    }
+
+    /// Notes that it was used at `at`, unless it was later.
+    pub fn token_used(&self, id: &TokenId, at: Timestamp) -> Commit<()> {
+        let id = id.clone();
+        self.submit(move |writing| tokens::used(writing, &id, at))
     }
 
     /// Bounds the journal, from its next event on; [`Retention::default`] until then. What is too much by then goes in

@@ -220,16 +220,16 @@ pub(super) fn phase(name: String, reason: Option<String>) -> Result<Phase, Store
     })
 }
 
-fn json<T: DeserializeOwned>(row: &Row<'_>, column: Column) -> Result<T, StoreError> {
+pub(super) fn json<T: DeserializeOwned>(row: &Row<'_>, column: Column) -> Result<T, StoreError> {
     let text: String = get(row, column)?;
     serde_json::from_str(&text).map_err(|_| StoreError::Nonsense { column: column.1, found: text })
 }
 
-fn instant(row: &Row<'_>, column: Column) -> Result<Timestamp, StoreError> {
+pub(super) fn instant(row: &Row<'_>, column: Column) -> Result<Timestamp, StoreError> {
     Ok(Timestamp::from_millis(get(row, column)?))
 }
 
-fn get<T: FromSql>(row: &Row<'_>, (at, name): Column) -> Result<T, StoreError> {
+pub(super) fn get<T: FromSql>(row: &Row<'_>, (at, name): Column) -> Result<T, StoreError> {
     row.get(at).map_err(|source| StoreError::Column { name, source: Arc::new(source) })
 }
 
@@ -251,7 +251,7 @@ fn collect<T>(
 }
 
 /// The first `limit` rows that fit. What does not fit harms nothing else.
-fn list<T>(
+pub(super) fn list<T>(
     connection: &Connection,
     sql: &str,
     params: impl Params,

@@ -24,6 +24,7 @@ pub(super) const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0002_ends_settings_builds_reasons.sql"),
     include_str!("migrations/0003_events_by_project.sql"),
     include_str!("migrations/0004_forks_and_caches.sql"),
+    include_str!("migrations/0005_tokens.sql"),
 ];
 
 /// Nobody else writes to the file; this covers an admin who has it open in `sqlite3`.

@@ -103,7 +103,7 @@ fn normalise_once(name: &str) -> String {
 
 /// Unicode's marks of direction and characters of no width: two names that look alike would differ in them, and a name
 /// could turn round what stands beside it in a list.
-pub(crate) fn is_invisible(c: char) -> bool {
+pub fn is_invisible(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 

@@ -9,6 +9,7 @@
 //! | `v1` | projects, leases, events |
 //! | `settings` | what can be set for a project, as it is asked for and as it is shown |
 //! | `upkeep` | orphans, trash, readiness |
+//! | `tokens` | tokens that an admin gives out |
 //! | `caches` | the past of a cache, a way back, and where the bytes are |
 //! | [`units`] | spans and sizes as people write them |
 //!
@@ -17,6 +18,7 @@
 mod caches;
 mod decode;
 mod settings;
+mod tokens;
 pub mod units;
 mod upkeep;
 mod v1;
@@ -29,6 +31,7 @@ use kiln_domain::spec::SpecError;
 use kiln_domain::{BuildSpec, Key};
 use serde::{Deserialize, Serialize};
 pub use settings::{Change, Origin, Setting, SettingsPatch, SettingsView};
+pub use tokens::{NewToken, TokenRequest, TokenView};
 pub use upkeep::{
     Adopt, Check, Emptied, Orphan, OrphanKind, Readiness, RemoveOrphan, Taken, Trashed, is_name, is_orphan_name,
 };

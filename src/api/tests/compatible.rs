@@ -23,9 +23,16 @@ async fn a_route_is_answered_in_the_reference_s_words() {
     let all = r#"{"repo":"github.com/org/repo","name":"api","target":"runtime","arch":"arm64","untrusted":true,"credential":true}"#;
     assert_eq!(server.post("/route", all).await.status, 200);
     let routes = server.heart.routes.lock().expect("no panic");
-    assert_eq!(routes[0].1, RouteOptions::default());
+    assert_eq!(routes[0].1, RouteOptions { caller: own_caller(), ..RouteOptions::default() });
     assert_eq!(Key::of(&routes[1].0).as_str(), "paff9e28c0942ab63");
-    assert_eq!(routes[1].1, RouteOptions { caller: Caller::untrusted(), credential: true, ..RouteOptions::default() });
+    assert_eq!(
+        routes[1].1,
+        RouteOptions {
+            caller: Caller { untrusted: true, ..own_caller() },
+            credential: true,
+            ..RouteOptions::default()
+        }
+    );
 }
 
 #[tokio::test]
@@ -128,12 +135,13 @@ async fn a_build_says_whose_it_is_and_of_which_branch() {
         untrusted: pull_request.is_some(),
         pull_request: pull_request.map(str::to_owned),
         branch: branch.map(str::to_owned),
+        ..own_caller()
     };
     for (rest, expected) in [
         (r#""untrusted":true,"pullRequest":"12","branch":"feature/x""#, caller(Some("12"), Some("feature/x"))),
-        (r#""untrusted":true,"pullRequest":null"#, Caller::untrusted()),
-        (r#""pullRequest":null,"branch":null"#, Caller::default()),
-        (r#""branch":"""#, Caller::default()),
+        (r#""untrusted":true,"pullRequest":null"#, Caller { untrusted: true, ..own_caller() }),
+        (r#""pullRequest":null,"branch":null"#, own_caller()),
+        (r#""branch":"""#, own_caller()),
         (&branch(256), caller(None, Some(&"b".repeat(256)))),
     ] {
         assert_eq!(server.post("/route", &with(rest)).await.status, 200, "{rest}");

@@ -1,5 +1,6 @@
 //! The API over real sockets, with a heart that does what a test says.
 
+mod access;
 mod bounded;
 mod caches;
 mod compatible;
@@ -21,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use kiln_domain::{BuildSpec, Key, LeaseToken, SnapshotName, TokenHash};
+use kiln_domain::{BuildSpec, Key, LeaseToken, RepoName, SnapshotName, TokenHash};
 use kiln_wire::{
     CacheEntry, CacheView, Check, DiskUsage, LeaseView, Orphan, OrphanKind, ProjectView, QueuePlace, Readiness,
     RouteResponse, RouteStatus, SnapshotView, Storage, Sums, Trashed, UsageView, Why,
@@ -35,12 +36,22 @@ use tokio::task::JoinHandle;
 use super::heart::Caller;
 use super::places::{Room, Size};
 use super::*;
+use crate::identity::Source;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const TOKEN: [u8; 8] = [0xab; 8];
 const SETTINGS: Settings =
     Settings { route_wait: Duration::from_secs(180), nameless_release: false, drain: Duration::from_secs(30) };
 const BODY: &str = r#"{"repo":"github.com/org/repo","arch":"amd64"}"#;
+
+/// Whoever runs the tests, on the unix socket.
+fn own_source() -> Source {
+    Source::Socket { uid: rustix::process::getuid().as_raw() }
+}
+
+fn own_caller() -> Caller {
+    Caller { who: Some(format!("uid {}", rustix::process::getuid().as_raw()).into()), ..Caller::default() }
+}
 
 #[derive(Default)]
 struct FakeHeart {
@@ -198,6 +209,11 @@ impl Heart for FakeHeart {
             return Err(error);
         }
         Ok(LeaseView { id: token.hash().as_str().to_owned(), ..LeaseView::default() })
+    }
+
+    async fn owner(&self, key: &Key) -> Result<Option<RepoName>, VerbError> {
+        let known = BuildSpec::new("github.com/org/repo", "", "", "amd64").expect("valid");
+        self.verb(format!("owner {key}"), (Key::of(&known) == *key).then_some(known.repo)).await
     }
 
     async fn list(&self) -> Result<Vec<ProjectView>, VerbError> {
@@ -397,7 +413,8 @@ impl Server {
         let address = tcp.tcp_address().expect("it is TCP");
         let shutdown = CancellationToken::new();
         let metrics = Arc::new(Metrics::new());
-        let api = Api::new(heart.clone(), store.clone(), metrics.clone(), settings);
+        let callers = Arc::new(Callers::of_one_user(store.clone()));
+        let api = Api::new(heart.clone(), callers.clone(), store.clone(), metrics.clone(), settings);
         let running = tokio::spawn(serve::serve_in(size, vec![unix, tcp], api, shutdown.clone()));
         Self { directory, heart, store, metrics, tcp: address, shutdown, running }
     }

@@ -55,7 +55,8 @@ impl Kiln {
         let shutdown = CancellationToken::new();
         drop(projects.start(shutdown.clone()).await.expect("starts"));
         let door = Listener::unix(&directory.path().join("kiln.sock")).expect("listens");
-        let api = Api::new(Arc::new(projects.clone()), store.clone(), projects.metrics(), SETTINGS);
+        let callers = Arc::new(Callers::of_one_user(store.clone()));
+        let api = Api::new(Arc::new(projects.clone()), callers, store.clone(), projects.metrics(), SETTINGS);
         tokio::spawn(serve(vec![door], api, shutdown.clone()));
         Self { directory, host, store, shutdown }
     }

@@ -97,10 +97,12 @@ async fn kept(sent: &str) -> (Duration, String) {
     let heart = Arc::new(FakeHeart::default());
     let directory = TempDir::new().expect("a temporary directory");
     let store = Store::open(&directory.path().join("kiln.db")).expect("opens");
-    let router = Api::new(heart, store, Arc::new(Metrics::new()), SETTINGS).router();
+    let callers = Arc::new(Callers::of_one_user(store.clone()));
+    let router = Api::new(heart, callers, store, Arc::new(Metrics::new()), SETTINGS).router();
     let (mut client, server) = tokio::io::duplex(64 * 1024);
     let place = Room::new(Size { places: 1, reserve: 0 }).enter();
-    tokio::spawn(connection::serve(server, router, place, CancellationToken::new()));
+    let from = Source::Tcp(std::net::Ipv4Addr::LOCALHOST.into());
+    tokio::spawn(connection::serve(server, from, router, place, CancellationToken::new()));
     client.write_all(sent.as_bytes()).await.expect("sends");
     let begin = tokio::time::Instant::now();
     let mut answer = String::new();

@@ -29,6 +29,7 @@ async fn a_route_that_is_not_ready_goes_on_with_its_lease() {
     let resumed = RouteOptions {
         wait: Some(Duration::from_secs(10)),
         resume: Some(LeaseToken::from_random(TOKEN)),
+        caller: own_caller(),
         ..RouteOptions::default()
     };
     {

@@ -17,7 +17,7 @@ use super::*;
 use crate::host::volumes::FoundVolume;
 
 fn of_pull_request(name: &str) -> RouteOptions {
-    let caller = Caller { untrusted: true, pull_request: Some(name.to_owned()), branch: None };
+    let caller = Caller { untrusted: true, pull_request: Some(name.to_owned()), ..Caller::default() };
     RouteOptions { caller, ..RouteOptions::default() }
 }
 

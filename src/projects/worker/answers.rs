@@ -5,6 +5,7 @@ use std::time::Duration;
 use kiln_domain::plan::{InstanceSeen, Observed, StopWish, VolumeSeen};
 use kiln_domain::{Lease, Timestamp, TokenHash};
 
+use super::super::handle::Who;
 use super::super::messages::{Granted, Held, Refusal, RefusalKind, Reply, StopRefusal, Undelivered, Waiter, Warm};
 use super::{StopReply, Stopper, Worker};
 use crate::metrics::{self, LeaseEnd};
@@ -43,7 +44,7 @@ impl Worker {
     pub(super) fn answer_all(&mut self, warm: Warm) {
         for waiter in std::mem::take(&mut self.waiters) {
             match waiter {
-                Waiter::Route { token, reply } => self.grant(Some(warm), token, reply),
+                Waiter::Route { token, who, reply } => self.grant(Some(warm), token, &who, reply),
                 Waiter::Await { reply } => drop(reply.send(Ok(warm))),
                 Waiter::Prewarm => {}
                 Waiter::Connect { reply } => self.connect(warm, reply),
@@ -74,7 +75,7 @@ impl Worker {
 
     /// The lease is born here, so that a long start takes nothing of its grace, and counts from here on, in memory; the
     /// caller waits until it is on disk. Not waiting for it here is what lets the leases of many callers share one commit.
-    pub(super) fn grant(&mut self, warm: Option<Warm>, token: TokenHash, reply: Reply<Granted>) {
+    pub(super) fn grant(&mut self, warm: Option<Warm>, token: TokenHash, who: &Who, reply: Reply<Granted>) {
         let (now, policy) = (self.now(), &self.shared.policy);
         // Nothing that is alive is dropped for a newcomer (C11).
         let connected = self.desk.connections.count() > 0;
@@ -91,7 +92,7 @@ impl Worker {
             Some(warm) => format!("a build was routed to generation {}", warm.generation.get()),
             None => "a build has its lease, and waits for the daemon".to_owned(),
         };
-        let event = self.event("routed", text).by("client");
+        let event = self.event("routed", text).by(who.as_deref().map_or_else(|| "client".to_owned(), str::to_owned));
         let durable = self.shared.store.add_lease(&self.key, &lease, &self.record.builds, Some(event));
         self.leases.push(lease.clone());
         self.desk.load.set_leases(self.leases.len());

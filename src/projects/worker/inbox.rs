@@ -13,22 +13,22 @@ use crate::store::StoreError;
 impl Worker {
     pub(super) fn hear(&mut self, message: Message) {
         match message {
-            Message::Route { identity, token, reply } => {
+            Message::Route { identity, token, who, reply } => {
                 if let Err(refusal) = self.check(&identity) {
                     return drop(reply.send(Err(refusal)));
                 }
                 self.touch();
                 match self.routable() {
-                    Some(warm) => self.grant(Some(warm), token, reply),
-                    None => self.waiters.push(Waiter::Route { token, reply }),
+                    Some(warm) => self.grant(Some(warm), token, &who, reply),
+                    None => self.waiters.push(Waiter::Route { token, who, reply }),
                 }
             }
-            Message::Lease { identity, token, reply } => {
+            Message::Lease { identity, token, who, reply } => {
                 if let Err(refusal) = self.check(&identity) {
                     return drop(reply.send(Err(refusal)));
                 }
                 self.touch();
-                self.grant(self.routable(), token, reply);
+                self.grant(self.routable(), token, &who, reply);
             }
             Message::Await { reply } => match self.routable() {
                 Some(warm) => drop(reply.send(Ok(warm))),

@@ -9,6 +9,7 @@ mod projects;
 mod read_only;
 mod setting_aside;
 mod taking_up;
+mod tokens;
 mod writing;
 
 use std::net::Ipv4Addr;

@@ -18,6 +18,9 @@ use crate::settings::RepoPattern;
 mod table;
 #[cfg(test)]
 mod tests;
+mod token;
+
+pub use token::{AccessToken, Grade, ParseAccessTokenError, ParseTokenIdError, TokenId};
 
 /// What is asked for. Every endpoint of the API is one of these, or several that differ in what they do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -77,8 +80,9 @@ pub enum Standing {
     Operator(Scope),
     /// Whatever collects figures.
     Watcher,
-    /// Somebody to whom these repositories were given: by a token, or as a user of this host.
-    Holder(Scope),
+    /// Somebody to whom these repositories were given: by a token, or as a user of this host. Untrusted: whatever it builds is
+    /// code that nobody has reviewed, and it gets no more than such a build.
+    Holder { scope: Scope, lane: Lane },
     /// A build of which its forge said what it is.
     Build(Proven),
     /// Nothing.
@@ -108,6 +112,10 @@ pub struct Scope(Vec<RepoPattern>);
 impl Scope {
     pub fn new(patterns: Vec<RepoPattern>) -> Self {
         Self(patterns)
+    }
+
+    pub fn everything() -> Self {
+        Self(vec![RepoPattern::EVERYTHING])
     }
 
     pub fn holds(&self, repo: &RepoName) -> bool {
@@ -144,7 +152,8 @@ impl Standing {
             Self::Admin => "an admin",
             Self::Operator(_) => "an operator",
             Self::Watcher => "a watcher",
-            Self::Holder(_) => "a holder of projects",
+            Self::Holder { lane: Lane::Trusted, .. } => "a holder of projects",
+            Self::Holder { lane: Lane::Untrusted, .. } => "a holder of projects for untrusted builds",
             Self::Build(Proven { trust: Trust::Trusted, .. }) => "a trusted build",
             Self::Build(Proven { trust: Trust::Untrusted { .. }, .. }) => "an untrusted build",
             Self::Stranger => "a stranger",
@@ -161,6 +170,7 @@ impl Standing {
 
     pub const fn lane(&self) -> Lane {
         match self {
+            Self::Holder { lane, .. } => *lane,
             Self::Build(Proven { trust: Trust::Untrusted { .. }, .. }) | Self::Stranger => Lane::Untrusted,
             _ => Lane::Trusted,
         }
@@ -172,7 +182,8 @@ impl Standing {
             Self::Build(Proven { trust: Trust::Untrusted { fork }, .. }) => {
                 Origin { untrusted: true, pull_request: Some(fork.clone()) }
             }
-            Self::Stranger => Origin { untrusted: true, ..claimed },
+            // A holder's builds are kept apart by what it says of them, and by nothing that was proven.
+            _ if self.lane() == Lane::Untrusted => Origin { untrusted: true, ..claimed },
             _ => claimed,
         }
     }
@@ -180,7 +191,7 @@ impl Standing {
     fn owns(&self, target: Target<'_>) -> bool {
         let Target::Project(repo) = target else { return false };
         match self {
-            Self::Operator(scope) | Self::Holder(scope) => scope.holds(repo),
+            Self::Operator(scope) | Self::Holder { scope, .. } => scope.holds(repo),
             Self::Build(proven) => proven.repo == *repo,
             Self::Admin | Self::Watcher | Self::Stranger => false,
         }
@@ -211,6 +222,11 @@ pub fn decide(standing: &Standing, verb: Verb, target: Target<'_>) -> Result<(),
         table::Grant::No if *standing == Standing::Stranger => Err(Denied::Unproven { verb }),
         table::Grant::No => Err(Denied::NotFor { verb, standing: standing.name() }),
     }
+}
+
+/// Whether it depends on whose project it is asked of: if not, nobody has to look that up.
+pub fn depends_on_owner(standing: &Standing, verb: Verb) -> bool {
+    table::grant(standing, verb) == table::Grant::Own
 }
 
 impl Verb {

@@ -1,6 +1,7 @@
 //! The table.
 
 use super::{Proven, Standing, Trust, Verb};
+use crate::lane::Lane;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Grant {
@@ -27,6 +28,7 @@ const fn row(grants: [Grant; 6]) -> Row {
 }
 
 /// Somebody who holds a project may throw its cache away but not cut off its builds, which others may have under way.
+#[expect(clippy::match_same_arms, reason = "a table has a row for each")]
 const fn row_of(verb: Verb) -> Row {
     use Grant::{Any, No, Own};
     //                      operator watcher holder trusted untrusted stranger
@@ -57,13 +59,15 @@ const fn row_of(verb: Verb) -> Row {
     }
 }
 
+#[expect(clippy::match_same_arms, reason = "a column for each")]
 pub(super) const fn grant(standing: &Standing, verb: Verb) -> Grant {
     let row = row_of(verb);
     match standing {
         Standing::Admin => Grant::Any,
         Standing::Operator(_) => row.operator,
         Standing::Watcher => row.watcher,
-        Standing::Holder(_) => row.holder,
+        Standing::Holder { lane: Lane::Trusted, .. } => row.holder,
+        Standing::Holder { lane: Lane::Untrusted, .. } => row.untrusted,
         Standing::Build(Proven { trust: Trust::Trusted, .. }) => row.trusted,
         Standing::Build(Proven { trust: Trust::Untrusted { .. }, .. }) => row.untrusted,
         Standing::Stranger => row.stranger,

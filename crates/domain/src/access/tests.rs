@@ -20,12 +20,17 @@ fn untrusted() -> Standing {
     build(Trust::Untrusted { fork: "7".to_owned() })
 }
 
+fn holder(lane: Lane) -> Standing {
+    Standing::Holder { scope: scope(&["github.com/org/own"]), lane }
+}
+
 fn everybody() -> Vec<Standing> {
     vec![
         Standing::Admin,
         Standing::Operator(scope(&["github.com/org/own"])),
         Standing::Watcher,
-        Standing::Holder(scope(&["github.com/org/own"])),
+        holder(Lane::Trusted),
+        holder(Lane::Untrusted),
         build(Trust::Trusted),
         untrusted(),
         Standing::Stranger,
@@ -82,14 +87,14 @@ fn a_build_gets_its_own_daemon_and_nothing_that_changes_it() {
 
 #[test]
 fn a_holder_mends_what_it_holds_and_cuts_nobody_off() {
-    let holder = Standing::Holder(scope(&["github.com/org/own"]));
+    let holder = holder(Lane::Trusted);
     for verb in [Verb::Route, Verb::See, Verb::Stop, Verb::Snapshot, Verb::RollBack] {
         assert_eq!(may(&holder, verb), [true, false, false, false], "{verb}");
     }
     for verb in [Verb::Force, Verb::Configure, Verb::Remove, Verb::SeeHost, Verb::Follow] {
         assert_eq!(may(&holder, verb), [false; 4], "{verb}");
     }
-    let nobody = Standing::Holder(Scope::default());
+    let nobody = Standing::Holder { scope: Scope::default(), lane: Lane::Trusted };
     assert_eq!(may(&nobody, Verb::Route), [false; 4], "an empty scope holds nothing");
 }
 
@@ -116,6 +121,9 @@ fn an_untrusted_build_cannot_choose_whose_it_is() {
     assert_eq!(build(Trust::Trusted).origin(claims(true, Some("8"))), claims(true, Some("8")), "trust can be lowered");
     assert_eq!(build(Trust::Trusted).origin(claims(false, None)), claims(false, None));
     assert!(Standing::Stranger.origin(claims(false, None)).untrusted);
+    assert_eq!(holder(Lane::Untrusted).origin(claims(false, Some("8"))), claims(true, Some("8")));
+    assert_eq!(may(&holder(Lane::Untrusted), Verb::Route), [true, false, false, false]);
+    assert_eq!(may(&holder(Lane::Untrusted), Verb::See), [false; 4]);
 }
 
 fn any_standing() -> impl Strategy<Value = Standing> {
@@ -129,5 +137,6 @@ proptest! {
         let [own, other, nothing, host] = may(&standing, verb);
         prop_assert!(!nothing || (own && other && host));
         prop_assert!(!other || own);
+        prop_assert_eq!(depends_on_owner(&standing, verb), own && !other);
     }
 }

@@ -1,0 +1,126 @@
+//! Which proof counts.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use kiln_domain::Lane;
+use kiln_domain::access::{AccessToken, Scope, Standing, TokenId};
+use thiserror::Error;
+
+use super::{AccountError, Caller, Local, SystemAccounts, Tokens};
+use crate::clock::SystemClock;
+use crate::entropy::SystemEntropy;
+use crate::store::Store;
+
+/// Where a request came from, as the kernel says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The unix socket.
+    Socket { uid: u32 },
+    /// TCP.
+    Tcp(IpAddr),
+}
+
+/// What a program on this host is that comes over TCP and shows nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loopback {
+    /// Builds every repository.
+    Builder,
+    Nothing,
+    /// [`Loopback::Builder`] as long as there is no token that counts.
+    UntilTokens,
+}
+
+/// Why nothing is known of a caller.
+#[derive(Debug, Error)]
+pub enum IdentifyError {
+    #[error("the Authorization header is not one `Bearer` and a token")]
+    Header,
+    #[error("this bearer token is none that Kiln knows: make one with `kiln token create`")]
+    Foreign,
+    #[error("this token is not known: it was revoked, or it is not this Kiln's")]
+    Token,
+    #[error("token {id} is over: make a new one with `kiln token create`")]
+    TokenOver { id: TokenId },
+    /// Not now.
+    #[error(transparent)]
+    Account(#[from] AccountError),
+}
+
+impl IdentifyError {
+    /// Whether the same request may be answered later.
+    pub const fn is_lookup(&self) -> bool {
+        matches!(self, Self::Account(_))
+    }
+}
+
+pub struct Callers {
+    local: Local,
+    tokens: Tokens,
+    loopback: Loopback,
+}
+
+impl Callers {
+    pub fn new(local: Local, tokens: Tokens, loopback: Loopback) -> Self {
+        Self { local, tokens, loopback }
+    }
+
+    /// For a Kiln of one user: whoever runs it may do everything, and whatever comes over loopback may build.
+    pub fn of_one_user(store: Store) -> Self {
+        let own = rustix::process::getuid().as_raw();
+        let local = Local::new(Vec::new(), own, Arc::new(SystemAccounts));
+        let tokens = Tokens::new(store, Arc::new(SystemClock), Arc::new(SystemEntropy::default()), Vec::new());
+        Self::new(local, tokens, Loopback::UntilTokens)
+    }
+
+    pub fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+
+    /// `authorization`: that header's values, in their order.
+    pub async fn identify<'a>(
+        &self,
+        source: Source,
+        mut authorization: impl Iterator<Item = &'a [u8]>,
+    ) -> Result<Caller, IdentifyError> {
+        match (authorization.next(), authorization.next()) {
+            (None, _) => self.unproven(source).await,
+            (Some(shown), None) => self.bearer(shown),
+            (Some(_), Some(_)) => Err(IdentifyError::Header),
+        }
+    }
+
+    async fn unproven(&self, source: Source) -> Result<Caller, IdentifyError> {
+        match source {
+            Source::Socket { uid } => Ok(self.local.caller(uid).await?),
+            Source::Tcp(address) if address.to_canonical().is_loopback() => {
+                let builder = Standing::Holder { scope: Scope::everything(), lane: Lane::Trusted };
+                let standing = if self.trusts_loopback() { builder } else { Standing::Stranger };
+                Ok(Caller { standing, who: "this host".to_owned() })
+            }
+            Source::Tcp(address) => Ok(Caller::stranger(address.to_canonical().to_string())),
+        }
+    }
+
+    fn trusts_loopback(&self) -> bool {
+        match self.loopback {
+            Loopback::Builder => true,
+            Loopback::UntilTokens => self.tokens.is_empty(),
+            Loopback::Nothing => false,
+        }
+    }
+
+    fn bearer(&self, shown: &[u8]) -> Result<Caller, IdentifyError> {
+        let shown = str::from_utf8(shown).map_err(|_| IdentifyError::Header)?;
+        let (scheme, token) = shown.split_once(' ').ok_or(IdentifyError::Header)?;
+        let token = token.trim();
+        if !scheme.eq_ignore_ascii_case("bearer") || token.is_empty() {
+            return Err(IdentifyError::Header);
+        }
+        if !AccessToken::looks_like(token) {
+            return Err(IdentifyError::Foreign);
+        }
+        let token: AccessToken = token.parse().map_err(|_| IdentifyError::Token)?;
+        self.tokens.caller(&token)
+    }
+}
