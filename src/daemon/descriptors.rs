@@ -4,13 +4,14 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::api;
 use crate::config::Config;
+use crate::gateway::PIPES;
 
 /// A relayed connection is one from the client and one to the daemon.
 const FOR_A_RELAY: u64 = 2;
 /// Questions to a daemon, its process, its output and its control group, and what a step has open.
 const FOR_A_DAEMON: u64 = 8;
-/// The database with its readers, listeners, Incus, the runtime's own.
-const FOR_THE_REST: u64 = 256;
+/// The database with its readers, listeners, Incus, the runtime's own; and the gateway's pipes.
+const FOR_THE_REST: u64 = 256 + 2 * PIPES as u64;
 
 /// Raises the soft limit to what may be needed, and warns where that is not enough for what the configuration allows.
 ///
@@ -74,11 +75,11 @@ mod tests {
     #[test]
     fn a_limit_below_what_the_bounds_need_is_told_of_with_its_remedy() {
         let mut config = Config::default();
-        assert_eq!(needed(&config), 2 * (1024 + 64) + 2 * 4096 + 8 * 64 + 256);
-        assert_eq!(too_few(Some(11_136), &config), None);
+        assert_eq!(needed(&config), 2 * (1024 + 64) + 2 * 4096 + 8 * 64 + 384);
+        assert_eq!(too_few(Some(11_264), &config), None);
         assert_eq!(too_few(None, &config), None);
-        let warning = too_few(Some(11_135), &config).expect("too few");
-        for word in ["11135 files", "up to 11136", "8192 for 4096 of the gateway", "LimitNOFILE=11136"] {
+        let warning = too_few(Some(11_263), &config).expect("too few");
+        for word in ["11263 files", "up to 11264", "8192 for 4096 of the gateway", "LimitNOFILE=11264"] {
             assert!(warning.contains(word), "no {word:?} in {warning}");
         }
         config.gateway.max_connections = usize::MAX;

@@ -1,10 +1,12 @@
 //! The life of one connection, from its first byte to its end.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddrV4;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use kiln_domain::Key;
@@ -14,7 +16,8 @@ use tokio::time::{sleep, timeout};
 
 use super::admission::Admitted;
 use super::live::{Live, Stop};
-use super::{Door, Gateway, NoDoor, Refusal, relay, sockets};
+use super::relay::Relay;
+use super::{Door, Gateway, NoDoor, Refusal, sockets};
 
 /// Between the two attempts to connect: long enough for a listener to come up that was said to be there.
 const BETWEEN_DIALS: Duration = Duration::from_millis(100);
@@ -41,20 +44,52 @@ impl Refused {
     }
 }
 
-/// Ends with the connection, or soon after it was stopped.
-pub(super) async fn run(gateway: &Gateway, client: TcpStream, mut admitted: Admitted) {
+/// The whole of it, as small as can be once it is relayed: it may idle for hours, with thousands beside it.
+#[allow(clippy::large_enum_variant, reason = "the large one is what it is nearly always")]
+pub(super) enum Life {
+    /// Apart, because it takes five times the room, and only for a moment.
+    Begins(Pin<Box<dyn Future<Output = Option<Relayed>> + Send>>),
+    Relayed(Relayed),
+    Over,
+}
+
+impl Life {
+    pub(super) fn new(gateway: Arc<Gateway>, client: TcpStream, admitted: Admitted) -> Self {
+        Self::Begins(Box::pin(begin(gateway, client, admitted)))
+    }
+}
+
+impl Future for Life {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            *self = match &mut *self {
+                Self::Begins(beginning) => ready!(beginning.as_mut().poll(cx)).map_or(Self::Over, Self::Relayed),
+                Self::Relayed(relayed) => {
+                    let outcome = ready!(relayed.poll(cx));
+                    relayed.tell(outcome);
+                    Self::Over
+                }
+                Self::Over => return Poll::Ready(()),
+            };
+        }
+    }
+}
+
+/// From the first byte to the daemon. `None`: it was refused, or stopped, and has ended.
+async fn begin(gateway: Arc<Gateway>, client: TcpStream, mut admitted: Admitted) -> Option<Relayed> {
     let live = Arc::clone(admitted.live());
-    // Apart, so that a connection that idles for hours does not carry the room that its beginning needed.
-    let found = Box::pin(unless_stopped(&live, find_daemon(gateway, &client, &mut admitted))).await;
-    match found {
+    match unless_stopped(&live, find_daemon(&gateway, &client, &mut admitted)).await {
         Ok(Ok((door, daemon, hello))) => {
-            relay_to_the_end(gateway, client, daemon, hello, &live).await;
-            // Last: while a byte may still flow, the project is busy (K2).
-            drop(door);
+            gateway.counters.relay_started();
+            let relay = Relay::new(client, daemon, hello, Arc::clone(&gateway.pools));
+            return Some(Relayed { relay, _door: door, admitted, gateway });
         }
         Ok(Err(refused)) => {
             gateway.counters.refused(refused.refusal, live.from(), &refused.why);
-            let _ = Box::pin(unless_stopped(&live, say_no(&client, refused.alert))).await;
+            // Stopped meanwhile, it is closed without a farewell.
+            let _ = unless_stopped(&live, say_no(&client, refused.alert)).await;
         }
         Err(stop) => {
             if let Some(refusal) = refusal_of(stop) {
@@ -65,13 +100,49 @@ pub(super) async fn run(gateway: &Gateway, client: TcpStream, mut admitted: Admi
             sockets::reset_on_close(&client);
         }
     }
+    None
 }
 
 async fn unless_stopped<T>(live: &Live, doing: impl Future<Output = T>) -> Result<T, Stop> {
-    tokio::select! {
-        biased;
-        stop = live.stopped() => Err(stop),
-        done = doing => Ok(done),
+    let mut doing = pin!(doing);
+    poll_fn(|cx| match live.poll_stopped(cx) {
+        Poll::Ready(stop) => Poll::Ready(Err(stop)),
+        Poll::Pending => doing.as_mut().poll(cx).map(Ok),
+    })
+    .await
+}
+
+/// A connection that has reached its daemon. What it consists of goes in this order: while a byte may still flow, the
+/// project is busy (K2).
+pub(super) struct Relayed {
+    relay: Relay,
+    _door: Door,
+    admitted: Admitted,
+    gateway: Arc<Gateway>,
+}
+
+impl Relayed {
+    /// `None`: it was stopped.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<()>>> {
+        let live = self.admitted.live();
+        match live.poll_stopped(cx) {
+            Poll::Ready(_) => Poll::Ready(None),
+            Poll::Pending => self.relay.poll(cx, live).map(Some),
+        }
+    }
+
+    /// It is dropped next: both streams end gently if both sides had finished, else by a reset.
+    fn tell(&self, outcome: Option<io::Result<()>>) {
+        let broken = !matches!(outcome, Some(Ok(())));
+        if broken {
+            self.relay.reset_on_close();
+        }
+        let live = self.admitted.live();
+        let (to_daemon, to_client) = (live.to_daemon.load(Relaxed), live.to_client.load(Relaxed));
+        let error = outcome.and_then(Result::err);
+        let (from, error) = (live.from(), error.map(tracing::field::display));
+        tracing::debug!(%from, to_daemon, to_client, broken, error, "connection ended");
+        self.gateway.counters.relay_ended(to_daemon, to_client, broken);
     }
 }
 
@@ -222,39 +293,11 @@ async fn dial(address: SocketAddrV4, deadline: Duration) -> io::Result<TcpStream
     attempt().await
 }
 
-/// Replays the hello and relays. Both streams are closed when this returns: gently if both sides had finished, else by
-/// a reset.
-async fn relay_to_the_end(gateway: &Gateway, client: TcpStream, daemon: TcpStream, hello: Vec<u8>, live: &Live) {
-    gateway.counters.relay_started();
-    let outcome = {
-        // Pinned here and lent: handed over by value it would be in the task twice.
-        let whole = pin!(async {
-            relay::write_all(&daemon, &hello).await?;
-            live.to_daemon.fetch_add(hello.len() as u64, Relaxed);
-            // A connection that idles for hours does not carry its hello.
-            drop(hello);
-            relay::relay(&client, &daemon, &gateway.buffers, live).await
-        });
-        unless_stopped(live, whole).await
-    };
-    let broken = !matches!(outcome, Ok(Ok(())));
-    if broken {
-        sockets::reset_on_close(&client);
-        sockets::reset_on_close(&daemon);
-    }
-    let (to_daemon, to_client) = (live.to_daemon.load(Relaxed), live.to_client.load(Relaxed));
-    let error = outcome.ok().and_then(Result::err);
-    let (from, error) = (live.from(), error.map(tracing::field::display));
-    tracing::debug!(%from, to_daemon, to_client, broken, error, "connection ended");
-    drop((client, daemon));
-    gateway.counters.relay_ended(to_daemon, to_client, broken);
-}
-
 /// An alert, then the end. What the client still sends is read away for a moment: closing a socket with unread bytes
 /// sends a reset, which would overtake the alert.
 async fn say_no(client: &TcpStream, alert: Alert) {
     let farewell = async {
-        relay::write_all(client, &alert.to_bytes()).await?;
+        sockets::write_all(client, &alert.to_bytes()).await?;
         sockets::finish_writing(client)?;
         let mut left = FAREWELL_BYTES;
         while left > 0 {

@@ -3,10 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::task::AtomicWaker;
 use kiln_domain::Key;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// How far a connection has come.
@@ -77,7 +78,7 @@ pub(super) struct Live {
     pub(super) to_daemon: AtomicU64,
     pub(super) to_client: AtomicU64,
     stop: AtomicU8,
-    stopped: Notify,
+    task: AtomicWaker,
 }
 
 impl Live {
@@ -92,7 +93,7 @@ impl Live {
             to_daemon: AtomicU64::new(0),
             to_client: AtomicU64::new(0),
             stop: AtomicU8::new(0),
-            stopped: Notify::new(),
+            task: AtomicWaker::new(),
         }
     }
 
@@ -130,7 +131,7 @@ impl Live {
     pub(super) fn stop(&self, why: Stop) -> bool {
         let first = self.stop.compare_exchange(0, why as u8, Relaxed, Relaxed).is_ok();
         if first {
-            self.stopped.notify_one();
+            self.task.wake();
         }
         first
     }
@@ -141,13 +142,9 @@ impl Live {
     }
 
     /// For the connection's own task.
-    pub(super) async fn stopped(&self) -> Stop {
-        loop {
-            if let Some(why) = self.stop_reason() {
-                return why;
-            }
-            self.stopped.notified().await;
-        }
+    pub(super) fn poll_stopped(&self, cx: &Context<'_>) -> Poll<Stop> {
+        self.task.register(cx.waker());
+        self.stop_reason().map_or(Poll::Pending, Poll::Ready)
     }
 
     pub(super) fn show(&self, now: Instant) -> Connection {

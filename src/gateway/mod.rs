@@ -48,6 +48,7 @@ use admission::Admission;
 pub use counters::{Counters, Figures, Refusal, Snapshot};
 use live::Stop;
 pub use live::{Connection, State};
+pub(crate) use relay::PIPES;
 pub use trusted::{ParseTrustedSourceError, TrustedSource};
 
 use crate::seldom::Seldom;
@@ -148,7 +149,7 @@ pub struct Gateway {
     limits: Limits,
     admission: Admission,
     counters: Counters,
-    buffers: relay::Buffers,
+    pools: Arc<relay::Pools>,
 }
 
 /// After an accept that failed for want of something (descriptors, memory): retrying at once would only spin.
@@ -170,7 +171,7 @@ impl Gateway {
             limits,
             admission,
             counters: Counters::default(),
-            buffers: relay::Buffers::default(),
+            pools: Arc::default(),
         }
     }
 
@@ -257,8 +258,7 @@ impl Gateway {
                 return;
             }
         };
-        let gateway = Arc::clone(self);
-        all.spawn(async move { connection::run(&gateway, client, admitted).await });
+        all.spawn(connection::Life::new(Arc::clone(self), client, admitted));
     }
 
     fn is_trusted(&self, peer: IpAddr) -> bool {

@@ -42,3 +42,16 @@ pub(super) fn reset_on_close(stream: &TcpStream) {
     // It fails only on a socket that is gone already.
     let _ = sockopt::set_socket_linger(stream, Some(Duration::ZERO));
 }
+
+/// On a shared reference.
+pub(super) async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match to.try_write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => to.writable().await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

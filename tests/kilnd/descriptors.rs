@@ -28,7 +28,7 @@ fn the_soft_limit_is_raised_and_a_hard_one_that_is_too_low_is_told_of() {
     let kilnd = stage.start_limited("-n 1000");
     assert_eq!(limits(&kilnd), ("1000".to_owned(), "1000".to_owned()));
     let log = kilnd.log();
-    let warnings: Vec<_> = log.lines().filter(|line| line.contains("LimitNOFILE=11136")).collect();
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains("LimitNOFILE=11264")).collect();
     assert!(warnings.len() == 1 && warnings[0].contains("may have 1000 files open"), "{log}");
 }
 
