@@ -12,6 +12,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kiln_domain::Key;
 use tokio::time::Instant;
@@ -78,7 +79,7 @@ impl Admission {
             return Err(Refusal::TooManyConnections);
         }
         now.next_id += 1;
-        let live = Arc::new(Live::new(now.next_id, peer));
+        let live = Arc::new(Live::new(now.next_id, peer, Instant::now()));
         now.open += 1;
         now.live.insert(live.id, Arc::clone(&live));
         now.half_open.insert(live.id, Arc::clone(&live));
@@ -86,6 +87,41 @@ impl Admission {
             *now.half_open_of.entry(source).or_default() += 1;
         }
         Ok(Admitted { all: Arc::clone(&self.0), live, half_open_from: source, named_from: None, parked_bytes: None })
+    }
+
+    /// One that another process let in already: it has its place, whatever the limits are here. `key`: it is relayed.
+    pub(super) fn adopt(
+        &self,
+        peer: SocketAddr,
+        client: Option<SocketAddr>,
+        age: Duration,
+        key: Option<&Key>,
+    ) -> Admitted {
+        let mut now = self.0.lock();
+        now.next_id += 1;
+        let since = Instant::now().checked_sub(age).unwrap_or_else(Instant::now);
+        let live = Arc::new(Live::new(now.next_id, peer, since));
+        if let Some(client) = client {
+            live.speaks_for(client);
+        }
+        now.open += 1;
+        now.live.insert(live.id, Arc::clone(&live));
+        let source = source_of(live.from().ip());
+        let mut admitted =
+            Admitted { all: Arc::clone(&self.0), live, half_open_from: None, named_from: None, parked_bytes: None };
+        if let Some(key) = key {
+            *now.named_of.entry(source).or_default() += 1;
+            now.projects.entry(key.clone()).or_default().named += 1;
+            admitted.named_from = Some(source);
+            admitted.live.is_for(key);
+            admitted.live.enter(State::Relaying);
+        } else {
+            now.half_open.insert(admitted.live.id, Arc::clone(&admitted.live));
+            *now.half_open_of.entry(source).or_default() += 1;
+            admitted.half_open_from = Some(source);
+        }
+        drop(now);
+        admitted
     }
 
     pub(super) fn states(&self) -> Vec<(State, u64)> {
@@ -168,6 +204,18 @@ impl Admitted {
         self.live.is_for(key);
         self.live.enter(State::Parked);
         Ok(())
+    }
+
+    /// It was stopped while it waited for its daemon, and begins again with what it has said.
+    pub(super) fn begins_again(&mut self) {
+        let mut now = self.all.lock();
+        now.end_parked(&self.live, self.parked_bytes.take());
+        let Some(address) = self.named_from.take() else { return };
+        now.end_named(address, &self.live);
+        now.half_open.insert(self.live.id, Arc::clone(&self.live));
+        *now.half_open_of.entry(address).or_default() += 1;
+        self.half_open_from = Some(address);
+        self.live.enter(State::Hello);
     }
 
     /// Its daemon has answered. `Err`: its place was given away, or its name closed, in the meantime.

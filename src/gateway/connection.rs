@@ -5,18 +5,18 @@ use std::io;
 use std::net::SocketAddrV4;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use kiln_domain::Key;
-use kiln_hello::{Alert, HelloReader, Progress};
+use kiln_hello::{Alert, Hello, HelloReader, Progress};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 use super::admission::Admitted;
+use super::handover::{Frozen, What};
 use super::live::{Live, Stop};
-use super::relay::Relay;
+use super::relay::{FrozenRelay, Relay};
 use super::{Door, Gateway, NoDoor, Refusal, sockets};
 
 /// Between the two attempts to connect: long enough for a listener to come up that was said to be there.
@@ -53,9 +53,28 @@ pub(super) enum Life {
     Over,
 }
 
+/// What a connection has said before this life of it.
+#[derive(Default)]
+pub(super) struct Beginning {
+    /// No load balancer's header is to come.
+    pub(super) introduced: bool,
+    pub(super) read: Vec<u8>,
+}
+
 impl Life {
-    pub(super) fn new(gateway: Arc<Gateway>, client: TcpStream, admitted: Admitted) -> Self {
-        Self::Begins(Box::pin(begin(gateway, client, admitted)))
+    pub(super) fn new(gateway: Arc<Gateway>, client: TcpStream, admitted: Admitted, beginning: Beginning) -> Self {
+        Self::Begins(Box::pin(begin(gateway, client, admitted, beginning)))
+    }
+
+    /// One that was frozen.
+    pub(super) fn relayed(
+        gateway: Arc<Gateway>,
+        relay: FrozenRelay,
+        door: Option<Door>,
+        admitted: Admitted,
+    ) -> io::Result<Self> {
+        let relay = Relay::thaw(relay, Arc::clone(&gateway.pools))?;
+        Ok(Self::Relayed(Relayed { relay, door, admitted, gateway }))
     }
 }
 
@@ -68,7 +87,9 @@ impl Future for Life {
                 Self::Begins(beginning) => ready!(beginning.as_mut().poll(cx)).map_or(Self::Over, Self::Relayed),
                 Self::Relayed(relayed) => {
                     let outcome = ready!(relayed.poll(cx));
-                    relayed.tell(outcome);
+                    if let Self::Relayed(relayed) = std::mem::replace(&mut *self, Self::Over) {
+                        relayed.end(outcome);
+                    }
                     Self::Over
                 }
                 Self::Over => return Poll::Ready(()),
@@ -77,19 +98,33 @@ impl Future for Life {
     }
 }
 
-/// From the first byte to the daemon. `None`: it was refused, or stopped, and has ended.
-async fn begin(gateway: Arc<Gateway>, client: TcpStream, mut admitted: Admitted) -> Option<Relayed> {
+/// From the first byte to the daemon. `None`: it was refused, or stopped, and has ended here.
+async fn begin(
+    gateway: Arc<Gateway>,
+    client: TcpStream,
+    mut admitted: Admitted,
+    beginning: Beginning,
+) -> Option<Relayed> {
     let live = Arc::clone(admitted.live());
-    match unless_stopped(&live, find_daemon(&gateway, &client, &mut admitted)).await {
-        Ok(Ok((door, daemon, hello))) => {
+    let mut said = Said::new(gateway.is_trusted(live.peer().ip()) && !beginning.introduced);
+    match unless_stopped(&live, find_daemon(&gateway, &client, &mut admitted, &mut said, beginning.read)).await {
+        Ok(Ok((door, daemon))) => {
             gateway.counters.relay_started();
-            let relay = Relay::new(client, daemon, hello, Arc::clone(&gateway.pools));
-            return Some(Relayed { relay, _door: door, admitted, gateway });
+            let relay = Relay::new(client, daemon, said.reader.into_bytes(), Arc::clone(&gateway.pools));
+            return Some(Relayed { relay, door: Some(door), admitted, gateway });
         }
         Ok(Err(refused)) => {
             gateway.counters.refused(refused.refusal, live.from(), &refused.why);
             // Stopped meanwhile, it is closed without a farewell.
             let _ = unless_stopped(&live, say_no(&client, refused.alert)).await;
+        }
+        Err(Stop::Frozen) => {
+            admitted.begins_again();
+            let (introduced, read) = said.into_parts();
+            // It fails only without a runtime.
+            if let Ok(client) = client.into_std() {
+                gateway.keep(Frozen { admitted, what: What::Waiting { client, introduced, read } });
+            }
         }
         Err(stop) => {
             if let Some(refusal) = refusal_of(stop) {
@@ -116,40 +151,50 @@ async fn unless_stopped<T>(live: &Live, doing: impl Future<Output = T>) -> Resul
 /// project is busy (K2).
 pub(super) struct Relayed {
     relay: Relay,
-    _door: Door,
+    /// `None`: it was taken over, and its project could not be held.
+    door: Option<Door>,
     admitted: Admitted,
     gateway: Arc<Gateway>,
 }
 
 impl Relayed {
-    /// `None`: it was stopped.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<()>>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<io::Result<()>, Stop>> {
         let live = self.admitted.live();
         match live.poll_stopped(cx) {
-            Poll::Ready(_) => Poll::Ready(None),
-            Poll::Pending => self.relay.poll(cx, live).map(Some),
+            Poll::Ready(stop) => Poll::Ready(Err(stop)),
+            Poll::Pending => self.relay.poll(cx, live).map(Ok),
         }
     }
 
-    /// It is dropped next: both streams end gently if both sides had finished, else by a reset.
-    fn tell(&self, outcome: Option<io::Result<()>>) {
-        let broken = !matches!(outcome, Some(Ok(())));
-        if broken {
-            self.relay.reset_on_close();
+    /// Both streams end gently if both sides had finished, else by a reset; or they go on elsewhere.
+    fn end(self, outcome: Result<io::Result<()>, Stop>) {
+        let Self { relay, door, admitted, gateway } = self;
+        let live = Arc::clone(admitted.live());
+        let broken = !matches!(outcome, Ok(Ok(())));
+        if matches!(outcome, Err(Stop::Frozen)) {
+            match relay.freeze() {
+                Ok(relay) => return gateway.keep(Frozen { admitted, what: What::Relayed { relay, door } }),
+                Err(error) => tracing::warn!(%error, "a connection is lost: it could not be taken apart"),
+            }
+        } else {
+            if broken {
+                relay.reset_on_close();
+            }
+            drop(relay);
         }
-        let live = self.admitted.live();
-        let (to_daemon, to_client) = (live.to_daemon.load(Relaxed), live.to_client.load(Relaxed));
-        let error = outcome.and_then(Result::err);
+        let (to_daemon, to_client) = live.moved();
+        let error = outcome.ok().and_then(Result::err);
         let (from, error) = (live.from(), error.map(tracing::field::display));
         tracing::debug!(%from, to_daemon, to_client, broken, error, "connection ended");
-        self.gateway.counters.relay_ended(to_daemon, to_client, broken);
+        gateway.counters.relay_ended(to_daemon, to_client, broken);
+        drop((door, admitted));
     }
 }
 
 /// `None`: there is nobody left to tell.
 const fn refusal_of(stop: Stop) -> Option<Refusal> {
     match stop {
-        Stop::Cut => None,
+        Stop::Cut | Stop::Frozen => None,
         Stop::Shed => Some(Refusal::Shed),
         Stop::Closed => Some(Refusal::NameClosed),
     }
@@ -165,17 +210,18 @@ async fn find_daemon(
     gateway: &Gateway,
     client: &TcpStream,
     admitted: &mut Admitted,
-) -> Result<(Door, TcpStream, Vec<u8>), Refused> {
+    said: &mut Said,
+    read: Vec<u8>,
+) -> Result<(Door, TcpStream), Refused> {
     let limits = &gateway.limits;
-    let proxied = gateway.is_trusted(admitted.live().peer());
-    let (name, hello) = timeout(limits.hello, read_hello(client, proxied, admitted))
+    let name = timeout(limits.hello, said.read_hello(client, admitted, read))
         .await
         .map_err(|_| Refused::new(Refusal::HelloTimedOut, "no complete hello in time"))??;
     let name = name.ok_or_else(|| Refused::new(Refusal::NoName, "the hello names no host"))?;
     let key = gateway
         .key_of(&name)
         .ok_or_else(|| Refused::new(Refusal::ForeignName, format!("{name:?} is not a daemon's name")))?;
-    admitted.said_hello(&key, hello.len()).map_err(|refusal| Refused::new(refusal, key.as_str()))?;
+    admitted.said_hello(&key, said.reader.bytes().len()).map_err(|refusal| Refused::new(refusal, key.as_str()))?;
     let door = open_door(gateway, client, &key).await?;
     let daemon = dial(door.address, limits.dial).await.map_err(|e| {
         gateway.directory.unreachable(&key);
@@ -183,9 +229,9 @@ async fn find_daemon(
         turn_away(gateway, Refusal::Unreachable, &key, &why)
     })?;
     match admitted.reached().map_err(refusal_of) {
-        Ok(()) => Ok((door, daemon, hello)),
+        Ok(()) => Ok((door, daemon)),
         Err(Some(refusal)) => Err(Refused::new(refusal, key.as_str())),
-        // The gateway goes down, which the caller is told as well.
+        // The gateway goes down or hands over, which the caller is told as well.
         Err(None) => std::future::pending().await,
     }
 }
@@ -196,45 +242,69 @@ fn turn_away(gateway: &Gateway, refusal: Refusal, key: &Key, why: &str) -> Refus
     Refused::new(refusal, format!("{key}: {why}"))
 }
 
-/// The name and every byte of the client read so far.
-async fn read_hello(
-    client: &TcpStream,
-    proxied: bool,
-    admitted: &mut Admitted,
-) -> Result<(Option<String>, Vec<u8>), Refused> {
-    let mut reader = HelloReader::new();
-    let mut header = proxied.then(Vec::new);
-    loop {
-        let unfinished = |e: io::Error| Refused::new(Refusal::HelloUnfinished, e.to_string());
-        client.readable().await.map_err(unfinished)?;
-        // On the stack only between two waits, so that a connection that waits does not carry it.
-        let mut piece = [0; 4096];
-        let count = match client.try_read(&mut piece) {
-            Ok(0) => return Err(Refused::new(Refusal::HelloUnfinished, "closed before a complete hello")),
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            Err(error) => return Err(unfinished(error)),
-        };
-        let piece = piece.get(..count).unwrap_or_default();
-        let progress = match header.take() {
-            None => reader.feed(piece),
-            Some(mut before) => {
+/// What a client has said so far. It outlives the reading of it, which may be stopped.
+struct Said {
+    /// What there is of a load balancer's header, while that is to come.
+    header: Option<Vec<u8>>,
+    reader: HelloReader,
+}
+
+impl Said {
+    fn new(proxied: bool) -> Self {
+        Self { header: proxied.then(Vec::new), reader: HelloReader::new() }
+    }
+
+    /// Whether its header is behind it, and every byte but those of the header.
+    fn into_parts(self) -> (bool, Vec<u8>) {
+        match self.header {
+            Some(header) => (false, header),
+            None => (true, self.reader.into_bytes()),
+        }
+    }
+
+    /// The name. `read` was read before.
+    async fn read_hello(
+        &mut self,
+        client: &TcpStream,
+        admitted: &mut Admitted,
+        read: Vec<u8>,
+    ) -> Result<Option<String>, Refused> {
+        if let Some(hello) = self.hear(&read, admitted)? {
+            return Ok(hello.server_name);
+        }
+        drop(read);
+        loop {
+            let unfinished = |e: io::Error| Refused::new(Refusal::HelloUnfinished, e.to_string());
+            client.readable().await.map_err(unfinished)?;
+            // On the stack only between two waits, so that a connection that waits does not carry it.
+            let mut piece = [0; 4096];
+            let count = match client.try_read(&mut piece) {
+                Ok(0) => return Err(Refused::new(Refusal::HelloUnfinished, "closed before a complete hello")),
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => return Err(unfinished(error)),
+            };
+            if let Some(hello) = self.hear(piece.get(..count).unwrap_or_default(), admitted)? {
+                return Ok(hello.server_name);
+            }
+        }
+    }
+
+    fn hear(&mut self, piece: &[u8], admitted: &mut Admitted) -> Result<Option<Hello>, Refused> {
+        let progress = match &mut self.header {
+            None => self.reader.feed(piece),
+            Some(before) => {
                 before.extend_from_slice(piece);
-                match whom_for(&before, admitted)? {
-                    None => {
-                        header = Some(before);
-                        continue;
-                    }
-                    Some(length) => reader.feed(before.get(length..).unwrap_or_default()),
-                }
+                let Some(length) = whom_for(before, admitted)? else { return Ok(None) };
+                let progress = self.reader.feed(before.get(length..).unwrap_or_default());
+                self.header = None;
+                progress
             }
         };
         match progress {
-            Ok(Progress::NeedMore) => {}
-            Ok(Progress::Hello(hello)) => return Ok((hello.server_name, reader.into_bytes())),
-            Err(error) => {
-                return Err(Refused { refusal: (&error).into(), alert: error.alert(), why: error.to_string() });
-            }
+            Ok(Progress::NeedMore) => Ok(None),
+            Ok(Progress::Hello(hello)) => Ok(Some(hello)),
+            Err(error) => Err(Refused { refusal: (&error).into(), alert: error.alert(), why: error.to_string() }),
         }
     }
 }
@@ -256,6 +326,8 @@ fn whom_for(bytes: &[u8], admitted: &mut Admitted) -> Result<Option<usize>, Refu
 /// Waits for the directory, but not for longer than the client does.
 async fn open_door(gateway: &Gateway, client: &TcpStream, key: &Key) -> Result<Door, Refused> {
     tokio::select! {
+        // A warm project's answer is there before anybody could have left.
+        biased;
         answer = timeout(gateway.limits.wake, gateway.directory.open(key)) => match answer {
             Ok(Ok(door)) => Ok(door),
             Ok(Err(NoDoor::Unknown)) => Err(Refused::new(Refusal::UnknownProject, key.as_str())),

@@ -221,6 +221,11 @@ impl Counters {
         self.ended.fetch_add(1, Relaxed);
     }
 
+    /// Where it has gone the bytes of before are counted again, with those that it moves there.
+    pub(super) fn relay_handed_over(&self) {
+        self.ended.fetch_add(1, Relaxed);
+    }
+
     /// Counts it, and logs the first of each kind in ten seconds with the number of those left out before.
     pub(super) fn refused(&self, refusal: Refusal, from: SocketAddr, why: &str) {
         let index = refusal as usize;

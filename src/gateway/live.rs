@@ -1,6 +1,6 @@
 //! One open connection, as others see it: what it is and does, and the way to end it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
@@ -59,10 +59,12 @@ pub(super) enum Stop {
     Shed,
     /// Its name was closed.
     Closed,
+    /// It is handed over, or goes on later.
+    Frozen,
 }
 
 impl Stop {
-    const ALL: [Self; 3] = [Self::Cut, Self::Shed, Self::Closed];
+    const ALL: [Self; 4] = [Self::Cut, Self::Shed, Self::Closed, Self::Frozen];
 }
 
 /// Written by the connection's own task, read by whoever asks; nothing here is waited for.
@@ -82,12 +84,13 @@ pub(super) struct Live {
 }
 
 impl Live {
-    pub(super) fn new(id: u64, peer: SocketAddr) -> Self {
+    /// `since`: when it was accepted.
+    pub(super) fn new(id: u64, peer: SocketAddr, since: Instant) -> Self {
         Self {
             id,
             peer,
             client: OnceLock::new(),
-            since: Instant::now(),
+            since,
             key: OnceLock::new(),
             state: AtomicU8::new(State::Hello as u8),
             to_daemon: AtomicU64::new(0),
@@ -97,8 +100,12 @@ impl Live {
         }
     }
 
-    pub(super) fn peer(&self) -> IpAddr {
-        self.peer.ip()
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    pub(super) fn client(&self) -> Option<SocketAddr> {
+        self.client.get().copied()
     }
 
     pub(super) fn from(&self) -> SocketAddr {
@@ -125,6 +132,26 @@ impl Live {
     pub(super) fn state(&self) -> State {
         let number = self.state.load(Relaxed);
         State::ALL.into_iter().find(|state| *state as u8 == number).unwrap_or(State::Hello)
+    }
+
+    pub(super) fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// To the daemon and to the client.
+    pub(super) fn moved(&self) -> (u64, u64) {
+        (self.to_daemon.load(Relaxed), self.to_client.load(Relaxed))
+    }
+
+    /// In another process, before.
+    pub(super) fn has_moved(&self, to_daemon: u64, to_client: u64) {
+        self.to_daemon.store(to_daemon, Relaxed);
+        self.to_client.store(to_client, Relaxed);
+    }
+
+    /// It was frozen, and goes on here.
+    pub(super) fn resume(&self) {
+        self.stop.store(0, Relaxed);
     }
 
     /// False: it was stopped already, and the first reason counts.

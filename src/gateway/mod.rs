@@ -16,6 +16,7 @@
 //! | `admission.rs` | how many may be open, of whom; which one goes for another |
 //! | `live.rs` | one open connection as others see it |
 //! | `connection.rs` | its life |
+//! | `handover/` | how a successor gets it |
 //! | `relay.rs`, `sockets.rs` | bytes, and the options of both legs |
 //! | `trusted.rs` | who may say whom it speaks for (PROXY protocol) |
 //! | `counters.rs` | what happened, in numbers and in the log |
@@ -24,12 +25,13 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use kiln_domain::Key;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -37,6 +39,7 @@ use tokio_util::task::TaskTracker;
 mod admission;
 mod connection;
 mod counters;
+pub mod handover;
 mod live;
 mod relay;
 mod sockets;
@@ -45,6 +48,7 @@ mod tests;
 mod trusted;
 
 use admission::Admission;
+use connection::{Beginning, Life};
 pub use counters::{Counters, Figures, Refusal, Snapshot};
 use live::Stop;
 pub use live::{Connection, State};
@@ -150,6 +154,11 @@ pub struct Gateway {
     admission: Admission,
     counters: Counters,
     pools: Arc<relay::Pools>,
+    connections: TaskTracker,
+    /// False while a handover is under way.
+    accepting: watch::Sender<bool>,
+    /// Where connections go then.
+    freezing: Mutex<Option<mpsc::UnboundedSender<handover::Frozen>>>,
 }
 
 /// After an accept that failed for want of something (descriptors, memory): retrying at once would only spin.
@@ -172,6 +181,9 @@ impl Gateway {
             admission,
             counters: Counters::default(),
             pools: Arc::default(),
+            connections: TaskTracker::new(),
+            accepting: watch::Sender::new(true),
+            freezing: Mutex::default(),
         }
     }
 
@@ -213,26 +225,36 @@ impl Gateway {
         if let Err(error) = sockets::prepare(&listener) {
             tracing::warn!(%error, "cannot set keepalive: peers that vanish will be noticed late");
         }
-        // Counted here, before a task runs: one accepted in the moment of the shutdown is waited for like any other (G2).
-        let connections = TaskTracker::new();
-        shutdown.run_until_cancelled(self.accept_all(&listener, &connections)).await;
+        shutdown.run_until_cancelled(self.accept_all(&listener)).await;
         drop(listener);
-        connections.close();
-        if timeout(self.limits.drain, connections.wait()).await.is_err() {
-            tracing::info!(left = connections.len(), "drain time is over: resetting the connections that are left");
+        self.connections.close();
+        if timeout(self.limits.drain, self.connections.wait()).await.is_err() {
+            tracing::info!(
+                left = self.connections.len(),
+                "drain time is over: resetting the connections that are left"
+            );
             self.admission.stop_all(Stop::Cut);
-            connections.wait().await;
+            self.connections.wait().await;
         }
     }
 
-    async fn accept_all(self: &Arc<Self>, listener: &TcpListener, connections: &TaskTracker) {
+    async fn accept_all(self: &Arc<Self>, listener: &TcpListener) {
+        let mut accepting = self.accepting.subscribe();
         let mut pause = FIRST_PAUSE;
         let mut complaints = Seldom::once_in(COMPLAINTS);
         loop {
-            match listener.accept().await {
+            // What comes during a handover waits in the kernel's queue, for us or for the successor. The sender is ours,
+            // so neither wait ends but with a yes.
+            let _ = accepting.wait_for(|accepting| *accepting).await;
+            let accepted = tokio::select! {
+                biased;
+                _ = accepting.wait_for(|accepting| !accepting) => continue,
+                accepted = listener.accept() => accepted,
+            };
+            match accepted {
                 Ok((client, from)) => {
                     pause = FIRST_PAUSE;
-                    self.admit(client, from, connections);
+                    self.admit(client, from);
                 }
                 // The client was gone before it was accepted; the next one is waiting.
                 Err(error) if is_the_clients(&error) => {}
@@ -248,7 +270,7 @@ impl Gateway {
         }
     }
 
-    fn admit(self: &Arc<Self>, client: TcpStream, from: SocketAddr, all: &TaskTracker) {
+    fn admit(self: &Arc<Self>, client: TcpStream, from: SocketAddr) {
         self.counters.accepted();
         let admitted = match self.admission.admit(from, self.is_trusted(from.ip())) {
             Ok(admitted) => admitted,
@@ -258,7 +280,13 @@ impl Gateway {
                 return;
             }
         };
-        all.spawn(connection::Life::new(Arc::clone(self), client, admitted));
+        let live = Arc::clone(admitted.live());
+        // Counted here, before it runs: one accepted in the moment of the shutdown is waited for like any other (G2).
+        self.connections.spawn(Life::new(Arc::clone(self), client, admitted, Beginning::default()));
+        // Accepted just as everything was frozen: in the table too late to be seen there.
+        if self.freezing.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+            live.stop(Stop::Frozen);
+        }
     }
 
     fn is_trusted(&self, peer: IpAddr) -> bool {

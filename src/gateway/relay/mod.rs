@@ -59,8 +59,10 @@ impl Relay {
     /// Ready when both directions have ended. After an error the caller resets both sides.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, live: &Live) -> Poll<io::Result<()>> {
         let Self { client, daemon, pools, to_daemon, to_client } = self;
-        let up = to_daemon.poll(cx, client, daemon, pools, &live.to_daemon)?;
-        let down = to_client.poll(cx, daemon, client, pools, &live.to_client)?;
+        let up =
+            to_daemon.poll(cx, pools, &Legs { from: client, to: daemon, moved: &live.to_daemon }, to_client.ended)?;
+        let down =
+            to_client.poll(cx, pools, &Legs { from: daemon, to: client, moved: &live.to_client }, to_daemon.ended)?;
         match (up, down) {
             (Poll::Ready(()), Poll::Ready(())) => Poll::Ready(Ok(())),
             (Poll::Pending, Poll::Pending) => Poll::Pending,
@@ -71,11 +73,48 @@ impl Relay {
         }
     }
 
+    /// Takes it apart between two bytes.
+    pub(super) fn freeze(self) -> io::Result<FrozenRelay> {
+        let Self { client, daemon, pools: _, to_daemon, to_client } = self;
+        let (to_daemon, to_client) = (to_daemon.freeze()?, to_client.freeze()?);
+        Ok(FrozenRelay { client: client.into_std()?, daemon: daemon.into_std()?, to_daemon, to_client })
+    }
+
+    /// Puts it together again, here or in another process.
+    pub(super) fn thaw(frozen: FrozenRelay, pools: Arc<Pools>) -> io::Result<Self> {
+        let FrozenRelay { client, daemon, to_daemon, to_client } = frozen;
+        client.set_nonblocking(true)?;
+        daemon.set_nonblocking(true)?;
+        let way = |frozen: FrozenWay| Way { ended: frozen.ended, ..Way::that_holds(frozen.pending) };
+        Ok(Self {
+            client: TcpStream::from_std(client)?,
+            daemon: TcpStream::from_std(daemon)?,
+            pools,
+            to_daemon: way(to_daemon),
+            to_client: way(to_client),
+        })
+    }
+
     /// From now on both ends see a break and no end.
     pub(super) fn reset_on_close(&self) {
         sockets::reset_on_close(&self.client);
         sockets::reset_on_close(&self.daemon);
     }
+}
+
+/// A relay that nobody polls.
+pub(super) struct FrozenRelay {
+    pub(super) client: std::net::TcpStream,
+    pub(super) daemon: std::net::TcpStream,
+    pub(super) to_daemon: FrozenWay,
+    pub(super) to_client: FrozenWay,
+}
+
+pub(super) struct FrozenWay {
+    /// Read from the source and not yet taken by the sink.
+    pub(super) pending: Vec<u8>,
+    /// The source has finished, and the sink knows.
+    pub(super) ended: bool,
 }
 
 /// One direction.
@@ -85,6 +124,13 @@ struct Way {
     bulk: bool,
     /// Its source has finished, and its sink knows.
     ended: bool,
+}
+
+/// What a direction goes between, and where its bytes are counted.
+struct Legs<'a> {
+    from: &'a TcpStream,
+    to: &'a TcpStream,
+    moved: &'a AtomicU64,
 }
 
 enum Held {
@@ -108,21 +154,33 @@ impl Way {
         Self { held, bulk: false, ended: false }
     }
 
+    fn freeze(self) -> io::Result<FrozenWay> {
+        let pending = match self.held {
+            Held::Nothing => Vec::new(),
+            Held::First { mut bytes, start } => bytes.split_off(start),
+            Held::Bytes { buffer, start, end } => buffer.bytes.get(start..end).unwrap_or_default().to_vec(),
+            Held::InPipe(pipe) => pipe.into_bytes()?,
+        };
+        Ok(FrozenWay { pending, ended: self.ended })
+    }
+
+    /// `is_last`: the other direction has ended.
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        from: &TcpStream,
-        to: &TcpStream,
         pools: &Arc<Pools>,
-        moved: &AtomicU64,
+        legs: &Legs<'_>,
+        is_last: bool,
     ) -> Poll<io::Result<()>> {
+        let Legs { from, to, moved } = *legs;
         for _ in 0..TURNS {
             if self.ended {
                 return Poll::Ready(Ok(()));
             }
             ready!(self.drain(cx, to, moved))?;
             ready!(self.fill(cx, from, pools))?;
-            if self.ended {
+            // After the last both are closed, which says the same.
+            if self.ended && !is_last {
                 sockets::finish_writing(to)?;
             }
         }

@@ -107,6 +107,19 @@ pub(super) struct LentPipe {
 }
 
 impl LentPipe {
+    /// What is in it.
+    pub(super) fn into_bytes(mut self) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; self.holds];
+        while self.holds > 0 {
+            let rest = bytes.len() - self.holds;
+            match rustix::io::read(self.ends()?.0, bytes.get_mut(rest..).unwrap_or_default())? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => self.holds -= count,
+            }
+        }
+        Ok(bytes)
+    }
+
     pub(super) fn ends(&self) -> io::Result<(&OwnedFd, &OwnedFd)> {
         let pipe = self.pipe.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
         Ok((&pipe.read, &pipe.write))

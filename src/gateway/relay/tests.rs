@@ -30,7 +30,7 @@ async fn leg() -> (TcpStream, TcpStream) {
 }
 
 fn live() -> Live {
-    Live::new(1, "192.0.2.1:40000".parse().expect("an address"))
+    Live::new(1, "192.0.2.1:40000".parse().expect("an address"), tokio::time::Instant::now())
 }
 
 fn kept(pools: &Pools) -> (usize, usize) {

@@ -27,16 +27,16 @@ mod proxied;
 use crate::clock::{Clock as _, SystemClock};
 use crate::pki::{DaemonNames, Pki};
 
-const KEY: &str = "pbcce5b6205652dd7";
-const NAME: &str = "buildkitd-pbcce5b6205652dd7.builds.example.com";
+pub(super) const KEY: &str = "pbcce5b6205652dd7";
+pub(super) const NAME: &str = "buildkitd-pbcce5b6205652dd7.builds.example.com";
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Everything in a test ends, one way or the other.
-async fn soon<T>(what: impl Future<Output = T>) -> T {
+pub(super) async fn soon<T>(what: impl Future<Output = T>) -> T {
     timeout(DEADLINE, what).await.expect("it took too long")
 }
 
-async fn until(what: &str, condition: impl Fn() -> bool) {
+pub(super) async fn until(what: &str, condition: impl Fn() -> bool) {
     let waited = async {
         while !condition() {
             sleep(Duration::from_millis(2)).await;
@@ -187,14 +187,14 @@ impl Running {
     }
 }
 
-fn v4(listener: &TcpListener) -> SocketAddrV4 {
+pub(super) fn v4(listener: &TcpListener) -> SocketAddrV4 {
     match listener.local_addr().expect("bound") {
         SocketAddr::V4(address) => address,
         SocketAddr::V6(_) => unreachable!("bound to v4"),
     }
 }
 
-fn hello(name: &str) -> Vec<u8> {
+pub(super) fn hello(name: &str) -> Vec<u8> {
     let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("versions")
@@ -207,13 +207,13 @@ fn hello(name: &str) -> Vec<u8> {
     bytes
 }
 
-async fn rest_of(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+pub(super) async fn rest_of(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     soon(stream.read_to_end(&mut bytes)).await?;
     Ok(bytes)
 }
 
-async fn exactly(stream: &mut TcpStream, count: usize) -> Vec<u8> {
+pub(super) async fn exactly(stream: &mut TcpStream, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     soon(stream.read_exact(&mut bytes)).await.expect("so many bytes");
     bytes
