@@ -13,7 +13,7 @@
 //! | `heart`, `bounded` | what is asked of the rest of Kiln, and for how long |
 //! | `projects` | the heart as it is, and which of its errors is which answer |
 //! | `routing`, `prefer` | the three endpoints of the reference, and how long a caller wants to wait |
-//! | `v1`, `caches`, `upkeep`, `tokens`, `events` | what Kiln shows of itself, and an admin's verbs |
+//! | `v1`, `caches`, `upkeep`, `tokens`, `challenges`, `events` | what Kiln shows of itself, and an admin's verbs |
 //! | `health` | alive, ready, figures |
 //! | `body`, `answers` | from bytes to a request, from errors to answers |
 //! | `large` | how many large answers there are at a time |
@@ -28,6 +28,7 @@ mod answers;
 mod body;
 mod bounded;
 mod caches;
+mod challenges;
 mod connection;
 mod delivery;
 mod events;
@@ -172,6 +173,8 @@ fn endpoints() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(upkeep::restore))
         .routes(routes!(tokens::list, tokens::create))
         .routes(routes!(tokens::revoke))
+        .routes(routes!(challenges::ask))
+        .routes(routes!(challenges::answer))
         .routes(routes!(health::readyz))
         .routes(routes!(health::metrics))
         .split_for_parts()
