@@ -173,7 +173,8 @@ pub(super) async fn let_through(State(api): State<Api>, mut request: Request, ne
     let who = asker.caller.who.clone();
     request.extensions_mut().insert(asker);
     let answer = next.run(request).await;
-    if endpoint.is_audited() {
+    // What was refused changed nothing; what failed may have.
+    if endpoint.is_audited() && !answer.status().is_client_error() {
         note(&api, endpoint.verb, key.as_deref(), who, answer.status());
     }
     answer
@@ -264,7 +265,7 @@ fn key_in(uri: &Uri, matched: &str, of: Of) -> Option<String> {
         }
         Of::KeyOrHost => {
             let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-            pairs.filter(|(name, _)| *name == "key").map(|(_, key)| key.to_owned()).last()
+            pairs.filter(|(name, _)| *name == "key").map(|(_, key)| key.to_owned()).next_back()
         }
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct Connection {
     /// kilnd's address as http://HOST:PORT; wins over --socket
     #[arg(long, global = true, value_name = "URL", env = "KILN_URL")]
     pub(super) url: Option<String>,
-    /// A file with the token that proves who asks; KILN_TOKEN, the token itself, wins over it
+    /// A file with the token that proves who asks. The environment's `KILN_TOKEN`, the token itself, wins over it
     #[arg(long, global = true, value_name = "PATH", env = "KILN_TOKEN_FILE")]
     pub(super) token_file: Option<PathBuf>,
 }

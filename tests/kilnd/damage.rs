@@ -197,7 +197,7 @@ fn a_project_whose_row_was_spoilt_by_hand_comes_back_with_a_rebuild() {
     assert_eq!(failed_project(&kilnd, REPO), key);
     let orphans = kilnd.get("/v1/orphans").json();
     assert_eq!(orphans.as_array().map(Vec::len), Some(0), "{orphans}");
-    let removed = http::delete(stage.api, &format!("/v1/projects/{key}")).expect("an answer");
+    let removed = http::delete(&stage.socket(), &format!("/v1/projects/{key}")).expect("an answer");
     assert_eq!(removed.status, 204, "{removed:?}");
 }
 
@@ -219,15 +219,14 @@ fn a_database_that_another_program_holds_is_not_now() {
         assert!(answer.head.contains("retry-after: "), "{answer:?}");
         assert!(answer.body.contains("kiln.db locked: a backup, or `sqlite3`?"), "{answer:?}");
     };
-    let settings =
-        format!("PATCH /v1/projects/{key}/settings HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", stage.api);
+    let settings = format!("PATCH /v1/projects/{key}/settings HTTP/1.1\r\nhost: kiln\r\nconnection: close\r\n");
     let settings = format!("{settings}content-length: 14\r\n\r\n{{\"tier\":\"hot\"}}");
     let token = format!(r#"{{"buildId":"{build}"}}"#);
     std::thread::scope(|scope| {
         scope.spawn(|| not_now(route()));
         scope.spawn(|| not_now(kilnd.route("example.com/o/new")));
         scope.spawn(|| not_now(kilnd.post(&format!("/v1/leases/{lease}/renew"), &token)));
-        scope.spawn(|| not_now(http::send(stage.api, settings.as_bytes()).expect("an answer")));
+        scope.spawn(|| not_now(http::send(&stage.socket(), settings.as_bytes()).expect("an answer")));
     });
     not_now(kilnd.post("/complete", &format!(r#"{{"key":"{key}","buildId":"{build}"}}"#)));
     other.execute_batch("ROLLBACK").expect("given back");
@@ -244,7 +243,7 @@ fn a_project_without_a_cache_leaves_no_certificates_when_it_is_removed() {
     let certificates = ["pki", "daemons"].map(|place| stage.state().join(place).join(&key));
     assert!(certificates.iter().all(|directory| directory.is_dir()), "{certificates:?}");
     fs::remove_dir_all(stage.state().join("volumes/live").join(&key)).expect("lost");
-    let removed = http::delete(stage.api, &format!("/v1/projects/{key}")).expect("an answer");
+    let removed = http::delete(&stage.socket(), &format!("/v1/projects/{key}")).expect("an answer");
     assert_eq!(removed.status, 204, "{removed:?}");
     assert!(!certificates.iter().any(|directory| directory.exists()), "{certificates:?}");
     assert_eq!(kilnd.get("/v1/trash").json().as_array().map(Vec::len), Some(0));
@@ -256,7 +255,7 @@ fn a_cache_is_not_restored_over_another() {
     let stage = Stage::with_script("exit 1", "");
     let kilnd = stage.start();
     let key = failed_project(&kilnd, REPO);
-    let remove = || http::delete(stage.api, &format!("/v1/projects/{key}")).expect("an answer").status;
+    let remove = || http::delete(&stage.socket(), &format!("/v1/projects/{key}")).expect("an answer").status;
     assert_eq!(remove(), 204);
     let trash = || kilnd.get("/v1/trash").json();
     let name = trash()[0]["name"].as_str().expect("a name").to_owned();
@@ -292,7 +291,7 @@ fn a_return_from_the_trash_that_a_crash_cut_short_is_finished_by_the_next_try() 
     let stage = Stage::with_script("exit 1", "");
     let kilnd = stage.start();
     let key = failed_project(&kilnd, REPO);
-    let removed = http::delete(stage.api, &format!("/v1/projects/{key}")).expect("an answer");
+    let removed = http::delete(&stage.socket(), &format!("/v1/projects/{key}")).expect("an answer");
     assert_eq!(removed.status, 204, "{removed:?}");
     let name = kilnd.get("/v1/trash").json()[0]["name"].as_str().expect("a name").to_owned();
     let restore = |kilnd: &Kilnd<'_>| kilnd.post(&format!("/v1/trash/{name}/restore"), "");

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,10 +37,10 @@ fn relayed(stage: &Stage, name: &str) -> TcpStream {
 }
 
 /// A follower of the events that is being served.
-fn follower(stage: &Stage) -> BufReader<TcpStream> {
-    let mut stream = TcpStream::connect(stage.api).expect("connected");
+fn follower(stage: &Stage) -> BufReader<UnixStream> {
+    let mut stream = UnixStream::connect(stage.socket()).expect("connected");
     stream.set_read_timeout(Some(DEADLINE)).expect("set");
-    write!(stream, "GET /v1/events?after=0 HTTP/1.1\r\nhost: {}\r\n\r\n", stage.api).expect("sent");
+    write!(stream, "GET /v1/events?after=0 HTTP/1.1\r\nhost: kiln\r\n\r\n").expect("sent");
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     while !line.starts_with("data:") {
@@ -93,8 +94,8 @@ fn without_clients_it_ends_at_once() {
     let kilnd = stage.start();
     let _idle = TcpStream::connect(stage.api).expect("connected");
     let _events = {
-        let mut stream = TcpStream::connect(stage.api).expect("connected");
-        write!(stream, "GET /v1/events HTTP/1.1\r\nhost: {}\r\n\r\n", stage.api).expect("sent");
+        let mut stream = UnixStream::connect(stage.socket()).expect("connected");
+        write!(stream, "GET /v1/events HTTP/1.1\r\nhost: kiln\r\n\r\n").expect("sent");
         stream
     };
     let (took, code) = kilnd.terminate();

@@ -29,7 +29,7 @@ fn caches(kilnd: &Kilnd<'_>) -> Vec<String> {
 
 fn kiln(stage: &Stage, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
-    command.args(arguments).env_remove("KILN_SOCKET").env("KILN_URL", format!("http://{}", stage.api));
+    command.args(arguments).env_remove("KILN_URL").env("KILN_SOCKET", stage.socket());
     command.output().expect("run")
 }
 

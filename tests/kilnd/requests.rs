@@ -52,7 +52,7 @@ fn what_is_no_request_is_refused_and_changes_nothing() {
         refuses(&kilnd, path, &of(513), 400, &["repo is too long: 513 bytes", "512"]);
         refuses(&kilnd, path, &of(8192), 400, &[too_large, "8192"]);
         refuses(&kilnd, path, &of(HUGE), 400, &[too_large, "8192"]);
-        let chunked = http::post_chunked(stage.api, path, of(HUGE).as_bytes()).expect("an answer");
+        let chunked = http::post_chunked(&stage.socket(), path, of(HUGE).as_bytes()).expect("an answer");
         assert_eq!((chunked.status, chunked.body.contains(too_large)), (400, true), "{chunked:?}");
     }
     assert_eq!(kilnd.get("/v1/projects").body, "[]");

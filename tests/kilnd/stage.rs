@@ -94,6 +94,10 @@ impl Stage {
         self.host().join("state")
     }
 
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.host().join("run/kiln.sock")
+    }
+
     pub(crate) fn database(&self) -> PathBuf {
         self.state().join("kiln.db")
     }
@@ -167,7 +171,7 @@ impl Stage {
             if let Some(status) = kilnd.child.try_wait().expect("waited") {
                 panic!("kilnd ended with {status}: {}", kilnd.log());
             }
-            http::get(self.api, "/healthz").is_ok_and(|answer| answer.status == 200)
+            http::get(&self.socket(), "/healthz").is_ok_and(|answer| answer.status == 200)
         });
         kilnd
     }
@@ -247,11 +251,11 @@ pub(crate) struct Kilnd<'a> {
 
 impl Kilnd<'_> {
     pub(crate) fn get(&self, path: &str) -> Answer {
-        http::get(self.stage.api, path).unwrap_or_else(|error| panic!("GET {path}: {error}; {}", self.log()))
+        http::get(&self.stage.socket(), path).unwrap_or_else(|error| panic!("GET {path}: {error}; {}", self.log()))
     }
 
     pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
-        let answer = http::post(self.stage.api, path, body.as_bytes());
+        let answer = http::post(&self.stage.socket(), path, body.as_bytes());
         answer.unwrap_or_else(|error| panic!("POST {path}: {error}; {}", self.log()))
     }
 

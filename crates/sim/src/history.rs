@@ -98,9 +98,11 @@ pub(crate) enum Cause {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Fact {
     // === kilnd
+    /// `removing`: whose removal had begun, by what is on the disk.
     KilndStarted {
         life: u32,
         leases: Vec<LeaseRow>,
+        removing: Vec<Project>,
     },
     /// It has taken up what there was.
     KilndReady {
@@ -114,6 +116,10 @@ pub(crate) enum Fact {
     /// Something of which only the kind matters.
     Fault(&'static str),
     FaultsEnd,
+    /// Its row is not on the disk any more, after everything else of it had gone.
+    Forgotten {
+        project: Project,
+    },
 
     // === Requests
     Asked {
@@ -179,11 +185,10 @@ pub(crate) enum Fact {
         project: Project,
         lineage: Lineage,
     },
-    /// To the trash. `forgets`: the project goes with it.
+    /// To the trash.
     Discarded {
         project: Project,
         lineage: Lineage,
-        forgets: bool,
     },
     /// A volume of its own, with what another held.
     Cloned {
@@ -306,6 +311,7 @@ pub(crate) enum Fact {
         builds: Option<u32>,
         cpu: Option<u64>,
     },
+    /// kilnd asked for it; the host may take its time.
     StopBegan {
         project: Project,
         incarnation: Incarnation,
@@ -481,6 +487,7 @@ impl Fact {
             | Self::Recovered { project, .. }
             | Self::Gone { project, .. }
             | Self::Numbered { project, .. }
+            | Self::Forgotten { project }
             | Self::Questioned { project, .. }
             | Self::StopBegan { project, .. }
             | Self::Terminated { project, .. } => Some(*project),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kiln::pki::Pki;
 use kiln::projects::{Caller, Foundations, Projects};
 use kiln::store::{MemoryDisk, Store};
-use kiln_domain::{BuildSpec, Key};
+use kiln_domain::{BuildSpec, Key, Phase};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
@@ -68,17 +68,20 @@ impl Life {
         };
         let config = config::projects(&sim.world().profile);
         let projects = Projects::new(config, foundations);
-        tokio::spawn(turn_disk(sim.clone(), number, disk));
+        tokio::spawn(turn_disk(sim.clone(), number, disk, store.clone()));
         Ok(Self { sim: sim.clone(), number, projects, store })
     }
 
     async fn run(&self) -> Result<(), String> {
         let rows = self.store.all_leases().await.map_err(|error| format!("the leases cannot be read: {error}"))?;
+        let found = self.store.projects().await.map_err(|error| format!("the projects cannot be read: {error}"))?;
         {
             let mut world = self.sim.world();
             let leases = rows.iter().map(|(key, lease)| world.row(key, lease)).collect();
+            let going = found.iter().filter(|record| record.phase == Phase::Removing);
+            let removing = going.map(|record| world.project(&record.key)).collect();
             let life = self.number;
-            world.record(Fact::KilndStarted { life, leases });
+            world.record(Fact::KilndStarted { life, leases, removing });
         }
         let attending = self.projects.start(CancellationToken::new()).await;
         drop(attending.map_err(|error| format!("kilnd does not start: {error}"))?);
@@ -106,7 +109,7 @@ impl Life {
     /// Who asks for its daemon.
     pub(crate) fn caller(&self, project: Project) -> Caller {
         let cast = self.sim.world().cast;
-        Caller { untrusted: cast.is_fork(project), pull_request: cast.pull_request(project), branch: None }
+        Caller { untrusted: cast.is_fork(project), pull_request: cast.pull_request(project), ..Caller::default() }
     }
 
     pub(crate) fn key(&self, project: Project) -> Key {
@@ -115,7 +118,7 @@ impl Life {
 }
 
 /// The disk: it commits what has gathered, some of it, or nothing for a while; and kilnd may die on both sides of it.
-async fn turn_disk(sim: Sim, life: u32, disk: MemoryDisk) {
+async fn turn_disk(sim: Sim, life: u32, disk: MemoryDisk, store: Store) {
     loop {
         disk.some_waiting().await;
         let wait = sim.world().rng.pick(&[0, 1, 1, 2, 4, 20]).unwrap_or(1);
@@ -137,10 +140,24 @@ async fn turn_disk(sim: Sim, life: u32, disk: MemoryDisk) {
             continue;
         }
         disk.commit_first(first);
+        note_forgotten(&sim, &store).await;
         if crash {
             sim.world().fault("kilnd died in a commit");
             sim.kill();
             return;
+        }
+    }
+}
+
+/// What a commit took the last of: nothing else tells of it.
+async fn note_forgotten(sim: &Sim, store: &Store) {
+    let going = sim.world().going.clone();
+    for key in going {
+        if let Ok(None) = store.project(&key).await {
+            let mut world = sim.world();
+            world.going.remove(&key);
+            let project = world.project(&key);
+            world.record(Fact::Forgotten { project });
         }
     }
 }

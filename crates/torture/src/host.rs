@@ -35,7 +35,7 @@ impl Host {
     fn processes(&self) -> Daemons {
         let below = format!("{}/", self.home.display());
         let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
-        let mut found = Daemons::new();
+        let mut seen: Vec<(String, String, Process)> = Vec::new();
         for pid in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let words: Vec<String> = line.split(|byte| *byte == 0).map(|w| String::from_utf8_lossy(w).into()).collect();
@@ -44,20 +44,32 @@ impl Host {
             // …/live/KEY/cache
             let key = root.and_then(|root| root.split('/').rev().nth(1));
             // A process that is gone by now has no start time.
-            if let (true, Some(key), Some(start)) = (is_daemon, key, started(&pid)) {
-                found.entry(key.to_owned()).or_default().push(format!("process {pid} since {start}"));
+            if let (true, Some(key), Some(process)) = (is_daemon, key, process(&pid)) {
+                seen.push((key.to_owned(), pid, process));
             }
+        }
+        // What a daemon starts bears the daemon's name and words until it is the program that it is to be.
+        let is_child = |process: &Process| seen.iter().any(|(_, pid, _)| *pid == process.parent);
+        let mut found = Daemons::new();
+        for (key, pid, process) in seen.iter().filter(|(_, _, process)| !is_child(process)) {
+            found.entry(key.clone()).or_default().push(format!("process {pid} since {}", process.started));
         }
         found
     }
 }
 
-/// In ticks since boot; `None` also of a zombie.
-fn started(pid: &str) -> Option<String> {
+struct Process {
+    parent: String,
+    /// In ticks since boot.
+    started: String,
+}
+
+/// `None` also of a zombie.
+fn process(pid: &str) -> Option<Process> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     fields.first().filter(|state| **state != "Z")?;
-    fields.get(19).map(|start| (*start).to_owned())
+    Some(Process { parent: (*fields.get(1)?).to_owned(), started: (*fields.get(19)?).to_owned() })
 }
 
 async fn instances(directory: &PathBuf) -> Result<Daemons, String> {

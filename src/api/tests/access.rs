@@ -254,6 +254,9 @@ async fn who_changed_something_is_in_the_journal() {
         audit.iter().any(|event| event.by == who && event.text == format!("{who} asked to stop: done")),
         "{audit:?}"
     );
+    assert_eq!(door.ask(own_source(), &[], "POST", "/v1/projects/x/stop", "").await.0, 400);
+    door.store.ping().await.expect("is written");
+    assert_eq!(door.store.events(0, 100).await.expect("reads").len(), told.len(), "what was refused changed nothing");
     let asked = door.heart.routes.lock().expect("no panic").pop().expect("a route").1.caller.who;
     assert_eq!(asked.as_deref(), Some(who.as_str()));
 }
@@ -283,7 +286,7 @@ async fn a_token_ends() {
     let issue = callers.tokens().issue(wanted, &admin);
     let (issued, ()) = tokio::join!(issue, async {
         while disk.commit_now() == 0 {
-            tokio::task::yield_now().await
+            tokio::task::yield_now().await;
         }
     });
     let shown = format!("Bearer {}", issued.expect("is made").token.reveal());

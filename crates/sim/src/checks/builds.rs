@@ -111,10 +111,13 @@ impl NoBuildIsCut {
         self.leases.iter().find(|(_, held)| held.as_ref().is_some_and(alive)).map(|(id, _)| *id)
     }
 
-    fn taken_up(&mut self, entry: &Entry, rows: &[LeaseRow]) {
+    fn taken_up(&mut self, entry: &Entry, rows: &[LeaseRow], removing: &[Project]) {
         let age = self.clock.age(entry);
         for row in rows {
-            if let Some(Some(held)) = self.leases.get_mut(&row.lease) {
+            // One that was over when its project began to go does not come to life again.
+            if let Some(Some(held)) = self.leases.get_mut(&row.lease)
+                && (held.life.is_alive(age, false) || !removing.contains(&row.project))
+            {
                 held.life.taken_up(entry, age, row);
             }
         }
@@ -216,7 +219,7 @@ impl Check for NoBuildIsCut {
         match &entry.fact {
             Fact::KilndDied => self.kilnd_died(),
             Fact::DatabaseLost => self.leases.clear(),
-            Fact::KilndStarted { leases, .. } => self.taken_up(entry, leases),
+            Fact::KilndStarted { leases, removing, .. } => self.taken_up(entry, leases, removing),
             Fact::ClockJumped { .. } => {
                 let age = self.clock.age(entry);
                 self.leases.values_mut().flatten().for_each(|held| held.life.jumped(entry, age));

@@ -41,8 +41,6 @@ pub(super) struct AnAnswerNamesADaemon {
     /// Grows when the project is forgotten: its successor counts anew.
     epochs: BTreeMap<Project, u32>,
     lost: u32,
-    /// What the host has.
-    there: BTreeSet<(Project, Object)>,
     numbers: BTreeMap<(Project, u32, u64), Incarnation>,
     served: BTreeSet<Incarnation>,
     /// When kilnd began to stop it, unless somebody forced that or it was wedged.
@@ -51,27 +49,12 @@ pub(super) struct AnAnswerNamesADaemon {
     asked: BTreeMap<Request, u64>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Object {
-    Volume,
-    Instance,
-}
-
 /// How long after a death kilnd may not have heard of it: an event comes late, and a look takes its time.
 const HEARD_AFTER: u64 = 30 * SECOND;
 /// And how long after the first answer that shows that it never heard.
 const NOTICED_AFTER: u64 = 60 * SECOND;
 
 impl AnAnswerNamesADaemon {
-    /// With the last of it a copy is forgotten, and a project may be, and nothing on the host tells of that.
-    fn gone(&mut self, project: Project, object: Object) {
-        let was_there = self.there.remove(&(project, object));
-        let nothing_is_left = [Object::Volume, Object::Instance].iter().all(|o| !self.there.contains(&(project, *o)));
-        if was_there && nothing_is_left {
-            *self.epochs.entry(project).or_default() += 1;
-        }
-    }
-
     fn epoch(&self, project: Project) -> u32 {
         self.epochs.get(&project).copied().unwrap_or(0) + self.lost
     }
@@ -111,16 +94,7 @@ impl Check for AnAnswerNamesADaemon {
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
         match entry.fact {
             Fact::DatabaseLost => self.lost += 1,
-            Fact::Discarded { project, forgets: true, .. } => {
-                self.there.remove(&(project, Object::Volume));
-                *self.epochs.entry(project).or_default() += 1;
-            }
-            Fact::VolumeMade { project, .. } | Fact::Cloned { project, .. } | Fact::Restored { project, .. } => {
-                self.there.insert((project, Object::Volume));
-            }
-            Fact::InstanceMade { project } => drop(self.there.insert((project, Object::Instance))),
-            Fact::Freed { project, .. } | Fact::Discarded { project, .. } => self.gone(project, Object::Volume),
-            Fact::InstanceDestroyed { project } => self.gone(project, Object::Instance),
+            Fact::Forgotten { project } => *self.epochs.entry(project).or_default() += 1,
             Fact::Numbered { project, generation, incarnation } => {
                 let number = (project, self.epoch(project), generation);
                 let before = *self.numbers.entry(number).or_insert(incarnation);

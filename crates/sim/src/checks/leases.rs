@@ -24,7 +24,8 @@ struct Promise {
     /// It goes with its daemon when its grace is over: that is only a copy.
     passing: bool,
     release: Option<Change>,
-    renewal: Option<(Timestamp, u32)>,
+    /// When its client began to renew it: by kilnd's clock, before how many leaps back, and how old things were.
+    renewal: Option<(Timestamp, u32, u64)>,
 }
 
 impl Promise {
@@ -72,7 +73,7 @@ impl AnAnswerIsAPromise {
         Ok(())
     }
 
-    fn restarted(&mut self, entry: &Entry, rows: &[LeaseRow]) -> Result<(), String> {
+    fn restarted(&mut self, entry: &Entry, rows: &[LeaseRow], removing: &[Project]) -> Result<(), String> {
         let age = self.clock.age(entry);
         for (lease, promise) in &mut self.leases {
             let row = rows.iter().find(|row| row.lease == *lease);
@@ -85,7 +86,10 @@ impl AnAnswerIsAPromise {
                 }
                 Some(row) => {
                     promise.same(row)?;
-                    promise.life.taken_up(entry, age, row);
+                    // It was over when its project began to go, and goes with it, whatever the clock says now.
+                    if promise.lasts(age) || !removing.contains(&row.project) {
+                        promise.life.taken_up(entry, age, row);
+                    }
                 }
                 None => {}
             }
@@ -122,15 +126,17 @@ impl AnAnswerIsAPromise {
         let Some(promise) = self.leases.get_mut(&lease) else { return Ok(()) };
         let project = promise.row.project;
         match (change, row) {
-            (Change::Begun, _) => promise.renewal = Some((entry.wall, jumps)),
+            (Change::Begun, _) => promise.renewal = Some((entry.wall, jumps, age)),
             (Change::Nothing, _) if promise.holds(age) => {
                 return Err(format!("{project}'s lease {lease} was not known when it was to be renewed"));
             }
             (Change::Done, Some(row)) => {
                 promise.same(&row)?;
-                let begun = promise.renewal.take().filter(|(_, then)| *then == jumps);
-                if begun.is_some_and(|(at, _)| row.renewed < at) {
-                    return Err(format!("{project}'s lease {lease} was renewed, and that is not on the disk"));
+                if let Some((at, then, age)) = promise.renewal.take() {
+                    if then == jumps && row.renewed < at {
+                        return Err(format!("{project}'s lease {lease} was renewed, and that is not on the disk"));
+                    }
+                    promise.life.renewed(age);
                 }
                 promise.row.renewed = row.renewed;
             }
@@ -159,7 +165,7 @@ impl Check for AnAnswerIsAPromise {
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
         self.clock.see(entry);
         match &entry.fact {
-            Fact::KilndStarted { leases, .. } => return self.restarted(entry, leases),
+            Fact::KilndStarted { leases, removing, .. } => return self.restarted(entry, leases, removing),
             Fact::DatabaseLost => self.leases.clear(),
             Fact::ClockJumped { by } => {
                 self.jumps_back += u32::from(*by < 0);

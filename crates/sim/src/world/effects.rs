@@ -336,6 +336,7 @@ impl Effects for ModelHost {
         let mut world = self.sim.world();
         world.host.files.remove(key);
         world.clear_out(key);
+        world.going.insert(key.clone());
         Ok(())
     }
 

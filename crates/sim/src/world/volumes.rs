@@ -330,7 +330,7 @@ impl World {
         if forgets {
             self.host.files.remove(key);
         }
-        self.record(Fact::Discarded { project, lineage, forgets });
+        self.record(Fact::Discarded { project, lineage });
     }
 
     /// For good, by way of the trash. `half`: and no further.
