@@ -169,7 +169,7 @@ impl Challenges {
                 let token = format!("{TOKEN_PREFIX}{}", self.random()?);
                 let grant = Grant { repo: asked.repo, run: asked.run, fork };
                 let until = self.book().grant(secret, &token, grant, self.clock.now());
-                until.map_or(Err(ChallengeError::Unknown), |until| Ok(Answered::Granted { token, until }))
+                until.map(|until| Answered::Granted { token, until }).ok_or(ChallengeError::Unknown)
             }
             Err(ForgeError::Refused(why)) => {
                 self.book().forget(secret);
