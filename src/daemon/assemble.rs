@@ -96,6 +96,9 @@ pub enum StartError {
 /// By how much the projects give up before the gateway does: they can say what they waited for.
 const SAY_WHY: Duration = Duration::from_secs(1);
 
+/// For each connection that may wait for its daemon; a hello with a post-quantum key takes 1.8 KiB.
+const PARKED_BYTES: usize = 8 << 10;
+
 /// A whole Kiln, not listening yet.
 pub struct Assembly {
     pub projects: Projects,
@@ -133,8 +136,8 @@ pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
         entropy: Arc::new(SystemEntropy::default()),
     };
     let projects = Projects::new(projects_config(config)?, foundations);
-    let limits = Limits { connections: config.gateway.max_connections, ..Limits::default() };
-    let gateway = Gateway::new(Arc::new(projects.clone()), &config.gateway.domains, limits);
+    let gateway = Gateway::new(Arc::new(projects.clone()), &config.gateway.domains, gateway_limits(config))
+        .behind(config.gateway.proxy_protocol_from.clone());
     let callers = Arc::new(callers(config, &store).await?);
     Ok(Assembly { projects, gateway: Arc::new(gateway), store, effects, callers })
 }
@@ -158,6 +161,24 @@ async fn callers(config: &Config, store: &Store) -> Result<Callers, StartError> 
         .then(|| Challenges::new(forges_asked, clock, Arc::new(SystemEntropy::default())))
         .transpose()?;
     Ok(Callers::new(local, tokens, loopback).with_forges(forges, challenges))
+}
+
+fn gateway_limits(config: &Config) -> Limits {
+    let gateway = &config.gateway;
+    Limits {
+        connections: gateway.max_connections,
+        per_address: gateway.max_per_address,
+        per_project: gateway.max_per_project,
+        parked: gateway.max_parked,
+        parked_per_project: gateway.max_parked_per_project,
+        // Hellos of the usual size, and some of the largest.
+        parked_bytes: gateway.max_parked.saturating_mul(PARKED_BYTES),
+        parked_bytes_per_project: gateway
+            .max_parked_per_project
+            .saturating_mul(PARKED_BYTES)
+            .max(kiln_hello::MAX_BYTES),
+        ..Limits::default()
+    }
 }
 
 /// What can be seen to be missing before anything is made.
