@@ -177,7 +177,12 @@ pub(super) async fn let_through(State(api): State<Api>, mut request: Request, ne
         return method_not_allowed(uri).await;
     };
     let (source, shown) = (source_of(&request), bearers(request.headers()));
-    let asker = identify(&api, source, &shown).await;
+    // A lease's token is a proof, too, and whatever a build showed for its route may be over by then (F15).
+    let by_lease = endpoint.takes_a_lease_s_token();
+    let asker = match admit(&api, source, &shown, by_lease, by_lease || endpoint.verb == Verb::Greet).await {
+        Ok(asker) => asker,
+        Err(pause) => return too_often(&uri, pause),
+    };
     let key = key_in(&uri, path.as_str(), endpoint.of);
     if let Err(refused) = check(&api, endpoint, key.as_deref(), &asker).await {
         return refused.answer(&uri);
@@ -190,6 +195,29 @@ pub(super) async fn let_through(State(api): State<Api>, mut request: Request, ne
         note(&api, endpoint.verb, key.as_deref(), who, answer.status());
     }
     answer
+}
+
+/// Known, and within its measure. The error: when to come again.
+async fn admit(
+    api: &Api,
+    source: Source,
+    shown: &[HeaderValue],
+    by_lease: bool,
+    is_free: bool,
+) -> Result<Asker, Duration> {
+    if by_lease || !shown.is_empty() {
+        api.limits.may_prove(source)?;
+    }
+    let asker = identify(api, source, shown).await;
+    if !is_free {
+        api.limits.may_ask(&asker.caller, source)?;
+    }
+    Ok(asker)
+}
+
+fn too_often(uri: &Uri, pause: Duration) -> Response {
+    let words = "rate limited: requests come faster than they may; see Retry-After";
+    with_retry_after(in_the_style_of(uri, StatusCode::TOO_MANY_REQUESTS, words), Some(pause))
 }
 
 fn endpoint_of(method: &Method, path: &str) -> Option<&'static Endpoint> {
@@ -207,6 +235,10 @@ impl Endpoint {
     #[cfg(test)]
     pub(super) const fn path(&self) -> &'static str {
         self.path
+    }
+
+    fn takes_a_lease_s_token(&self) -> bool {
+        matches!(self.verb, Verb::Release | Verb::Renew)
     }
 
     /// What changes something and is told of by nobody else: what builds do is in the journal anyway.

@@ -140,6 +140,7 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
         route_wait: config.api.route_wait,
         nameless_release: config.compatibility.nameless_complete,
         drain: config.buildkit.drain,
+        rates: api::Rates::DEFAULT,
     };
     read_the_host(&metrics, &config.volumes_path());
     let api = Api::new(Arc::new(projects), callers, store, metrics, settings);

@@ -84,6 +84,7 @@ impl Callers {
         Self { local, tokens, forges: None, challenges: None, loopback }
     }
 
+    #[must_use]
     pub fn with_forges(self, forges: Option<Verifier>, challenges: Option<Challenges>) -> Self {
         Self { forges, challenges, ..self }
     }
@@ -123,7 +124,7 @@ impl Callers {
             Source::Tcp(address) if address.to_canonical().is_loopback() => {
                 let builder = Standing::Holder { scope: Scope::everything(), lane: Lane::Trusted };
                 let standing = if self.trusts_loopback() { builder } else { Standing::Stranger };
-                Ok(Caller { standing, who: "this host".to_owned() })
+                Ok(Caller { standing, who: Caller::THIS_HOST.to_owned() })
             }
             Source::Tcp(address) => Ok(Caller::stranger(address.to_canonical().to_string())),
         }

@@ -50,7 +50,9 @@ impl Door {
             (Arc::new(crate::clock::SystemClock), Arc::new(crate::entropy::SystemEntropy::default()));
         let tokens = Tokens::new(store.clone(), clock, entropy, Vec::new());
         let callers = Arc::new(Callers::new(local, tokens, loopback).with_forges(forges, None));
-        let settings = Settings { nameless_release: true, ..SETTINGS };
+        let often = std::num::NonZeroU32::new(1000).expect("not zero");
+        let rates = Rates { strangers: often, ..Rates::DEFAULT };
+        let settings = Settings { nameless_release: true, rates, ..SETTINGS };
         let router = Api::new(heart.clone(), callers, store.clone(), Arc::new(Metrics::new()), settings).router();
         Self { router, heart, store }
     }
@@ -106,6 +108,28 @@ async fn who_shows_nothing_gets_nothing() {
         let answer = door.router.clone().oneshot(request).await.expect("infallible");
         assert_eq!(answer.status(), StatusCode::UNAUTHORIZED, "{name} proves nothing");
     }
+}
+
+/// W10, and each is told when to come again.
+#[tokio::test]
+async fn who_asks_too_often_waits_and_nobody_else() {
+    let door = Door::new(Loopback::Builder);
+    let made = door.token("builder", &["*"]).await;
+    let mut refused = 0;
+    for _ in 0..200 {
+        let answer = door.answer(far(), &[&made.token], "POST", "/prewarm", BODY).await;
+        if answer.status() == StatusCode::TOO_MANY_REQUESTS {
+            assert!(answer.headers().contains_key(header::RETRY_AFTER));
+            refused += 1;
+        }
+    }
+    assert!(refused > 0);
+    let other = door.token("builder", &["*"]).await;
+    let elsewhere = Source::Tcp("203.0.113.99".parse().expect("an address"));
+    for (from, shown) in [(elsewhere, &[other.token.as_str()][..]), (near(), &[]), (own_source(), &[])] {
+        assert_eq!(door.ask(from, shown, "POST", "/prewarm", BODY).await.0, 202, "{from:?}");
+    }
+    assert_eq!(door.ask(far(), &[], "GET", "/healthz", "").await.0, 200);
 }
 
 #[tokio::test]
