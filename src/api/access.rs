@@ -47,7 +47,7 @@ const fn endpoint(method: Method, path: &'static str, verb: Verb, of: Of) -> End
 }
 
 /// Whoever presses `force` needs [`Verb::Force`] beside.
-pub(super) static ENDPOINTS: [Endpoint; 32] = [
+pub(super) static ENDPOINTS: [Endpoint; 33] = [
     endpoint(Method::GET, "/healthz", Verb::Greet, Of::Host),
     endpoint(Method::GET, "/v1/openapi.json", Verb::Greet, Of::Host),
     endpoint(Method::GET, "/readyz", Verb::Watch, Of::Host),
@@ -67,6 +67,7 @@ pub(super) static ENDPOINTS: [Endpoint; 32] = [
     endpoint(Method::POST, "/v1/projects/{key}/rollback", Verb::RollBack, Of::Key),
     endpoint(Method::POST, "/v1/projects/{key}/reset", Verb::RollBack, Of::Key),
     endpoint(Method::GET, "/v1/caches", Verb::SeeHost, Of::Host),
+    endpoint(Method::GET, "/v1/connections", Verb::SeeHost, Of::Host),
     endpoint(Method::GET, "/v1/events", Verb::Follow, Of::KeyOrHost),
     endpoint(Method::GET, "/v1/orphans", Verb::SeeHost, Of::Host),
     endpoint(Method::POST, "/v1/orphans/adopt", Verb::Mend, Of::Host),

@@ -13,7 +13,7 @@
 //! | `heart`, `bounded` | what is asked of the rest of Kiln, and for how long |
 //! | `projects` | the heart as it is, and which of its errors is which answer |
 //! | `routing`, `prefer` | the three endpoints of the reference, and how long a caller wants to wait |
-//! | `v1`, `caches`, `upkeep`, `tokens`, `challenges`, `events` | what Kiln shows of itself, and an admin's verbs |
+//! | `v1`, `caches`, `connections`, `upkeep`, `tokens`, `challenges`, `events` | what Kiln shows of itself, and an admin's verbs |
 //! | `health` | alive, ready, figures |
 //! | `body`, `answers` | from bytes to a request, from errors to answers |
 //! | `large` | how many large answers there are at a time |
@@ -30,6 +30,7 @@ mod bounded;
 mod caches;
 mod challenges;
 mod connection;
+mod connections;
 mod delivery;
 mod events;
 mod guard;
@@ -66,6 +67,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::gateway::Gateway;
 use crate::identity::Callers;
 use crate::metrics::Metrics;
 use crate::store::Store;
@@ -91,6 +93,8 @@ pub struct Api {
     heart: Arc<dyn Heart>,
     callers: Arc<Callers>,
     limits: Arc<limits::Limits>,
+    /// `None`: there is nothing to show of it.
+    gateway: Option<Arc<Gateway>>,
     /// For the events only.
     journal: Store,
     metrics: Arc<Metrics>,
@@ -117,7 +121,25 @@ impl Api {
         let limits = Arc::new(limits::Limits::new(settings.rates));
         let (lists, figures) = (large::Places::new(), large::Places::new());
         let shutdown = CancellationToken::new();
-        Self { heart, callers, limits, journal, metrics, settings, followers, scrapes, lists, figures, shutdown }
+        Self {
+            heart,
+            callers,
+            limits,
+            gateway: None,
+            journal,
+            metrics,
+            settings,
+            followers,
+            scrapes,
+            lists,
+            figures,
+            shutdown,
+        }
+    }
+
+    #[must_use]
+    pub fn showing(self, gateway: Arc<Gateway>) -> Self {
+        Self { gateway: Some(gateway), ..self }
     }
 
     fn ending_with(self, shutdown: CancellationToken) -> Self {
@@ -169,6 +191,7 @@ fn endpoints() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(caches::roll_back))
         .routes(routes!(caches::reset))
         .routes(routes!(caches::list))
+        .routes(routes!(connections::list))
         .routes(routes!(events::events))
         .routes(routes!(upkeep::orphans))
         .routes(routes!(upkeep::adopt))

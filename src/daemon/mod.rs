@@ -135,6 +135,7 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
     let metrics = projects.metrics();
     let figures = Arc::clone(&gateway);
     metrics.read_gateway(move || figures.figures());
+    let shown = Arc::clone(&gateway);
     let mut gateway = tokio::spawn(Arc::clone(&gateway).serve(gateway_door, shutdown.clone()));
     let settings = api::Settings {
         route_wait: config.api.route_wait,
@@ -143,7 +144,7 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
         rates: api::Rates::DEFAULT,
     };
     read_the_host(&metrics, &config.volumes_path());
-    let api = Api::new(Arc::new(projects), callers, store, metrics, settings);
+    let api = Api::new(Arc::new(projects), callers, store, metrics, settings).showing(Arc::clone(&shown));
     let mut api = tokio::spawn(api::serve(doors, api, shutdown.clone()));
     tracing::info!(api = %tcp, socket = %config.socket().display(), gateway = %config.gateway.listen,
         runtime = ?config.runtime.kind, "kilnd is ready");
