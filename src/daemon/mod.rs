@@ -125,7 +125,7 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
     let doors = vec![api::Listener::unix(&config.socket())?, tcp_door];
     if !as_configured {
         tracing::warn!(configured = %config.api.listen, listening = %tcp,
-            "no identity provider is configured, so the API listens on loopback only");
+            "the API has no TLS, so it listens on loopback only: let a proxy on this host stand before it");
     }
 
     if rebuild {
@@ -144,6 +144,11 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
         rates: api::Rates::DEFAULT,
     };
     read_the_host(&metrics, &config.volumes_path());
+    if callers.trusts_loopback() {
+        tracing::info!(
+            "nobody has to prove anything yet: programs of this host may build over {tcp}, and nobody else may; see local.loopback, `kiln token create`, [[identity.issuers]]"
+        );
+    }
     let api = Api::new(Arc::new(projects), callers, store, metrics, settings).showing(Arc::clone(&shown));
     let mut api = tokio::spawn(api::serve(doors, api, shutdown.clone()));
     tracing::info!(api = %tcp, socket = %config.socket().display(), gateway = %config.gateway.listen,

@@ -130,7 +130,8 @@ impl Callers {
         }
     }
 
-    fn trusts_loopback(&self) -> bool {
+    /// Whether a program of this host may build over TCP without showing anything.
+    pub fn trusts_loopback(&self) -> bool {
         match self.loopback {
             Loopback::Builder => true,
             Loopback::UntilTokens => self.tokens.is_empty(),
