@@ -133,8 +133,9 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
     }
     let mut heart = projects.start(shutdown.clone()).await.map_err(StartError::TakeUp)?;
     let metrics = projects.metrics();
-    let figures = Arc::clone(&gateway);
-    metrics.read_gateway(move || figures.figures());
+    // The gateway has the projects, and they have the metrics: held by these, it and with it the store would never be closed.
+    let figures = Arc::downgrade(&gateway);
+    metrics.read_gateway(move || figures.upgrade().map(|gateway| gateway.figures()));
     let shown = Arc::clone(&gateway);
     let mut gateway = tokio::spawn(Arc::clone(&gateway).serve(gateway_door, shutdown.clone()));
     let settings = api::Settings {
