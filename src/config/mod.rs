@@ -23,6 +23,7 @@ pub use load::{ConfigError, Overrides};
 pub use local::{Builders, Local, LocalGrant, Loopback, Who};
 use serde::{Deserialize, Serialize};
 
+use crate::gateway::TrustedSource;
 use crate::host::network::Destination;
 use crate::store::Retention;
 
@@ -81,6 +82,15 @@ pub struct Gateway {
     pub resolvable: bool,
     /// Connections at a time.
     pub max_connections: usize,
+    /// Of those, connections of one client address (an IPv6 /64), and of one project.
+    pub max_per_address: usize,
+    pub max_per_project: usize,
+    /// Connections that wait for daemons to wake: in all, and for one project.
+    pub max_parked: usize,
+    pub max_parked_per_project: usize,
+    /// Load balancers: what comes from them, and nothing else, has to begin with a PROXY header, version 1 or 2.
+    #[serde(with = "units::sources")]
+    pub proxy_protocol_from: Vec<TrustedSource>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -338,6 +348,11 @@ impl Default for Gateway {
             domains: vec!["kiln.internal".to_owned()],
             resolvable: false,
             max_connections: 4096,
+            max_per_address: 2048,
+            max_per_project: 1024,
+            max_parked: 2048,
+            max_parked_per_project: 256,
+            proxy_protocol_from: Vec::new(),
         }
     }
 }

@@ -132,13 +132,16 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
         projects.rebuild().await.map_err(StartError::Rebuild)?;
     }
     let mut heart = projects.start(shutdown.clone()).await.map_err(StartError::TakeUp)?;
+    let metrics = projects.metrics();
+    let figures = Arc::clone(&gateway);
+    metrics.read_gateway(move || figures.figures());
     let mut gateway = tokio::spawn(Arc::clone(&gateway).serve(gateway_door, shutdown.clone()));
     let settings = api::Settings {
         route_wait: config.api.route_wait,
         nameless_release: config.compatibility.nameless_complete,
         drain: config.buildkit.drain,
+        rates: api::Rates::DEFAULT,
     };
-    let metrics = projects.metrics();
     read_the_host(&metrics, &config.volumes_path());
     let api = Api::new(Arc::new(projects), callers, store, metrics, settings);
     let mut api = tokio::spawn(api::serve(doors, api, shutdown.clone()));
