@@ -14,10 +14,7 @@ fn complete() -> Metrics {
         metrics.read_count(count, || 3);
     }
     metrics.read_gateway(|| {
-        Some(Figures {
-            counted: Counters::default().snapshot(),
-            open: State::ALL.map(|state| (state, 7)).to_vec(),
-        })
+        Some(Figures { counted: Counters::default().snapshot(), open: State::ALL.map(|state| (state, 7)).to_vec() })
     });
     metrics
 }
