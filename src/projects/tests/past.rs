@@ -120,6 +120,29 @@ async fn by_force_it_goes_back_under_a_build_and_comes_up_again() {
     assert_eq!(bench.count(Step::StartInstance), 2);
 }
 
+/// The greater wish goes before, and the way back has nothing left to lead to.
+#[tokio::test]
+async fn a_way_back_that_a_removal_overtakes_is_not_said_to_be_done() {
+    let bench = bench_with(policy());
+    build(&bench).await;
+    bench.projects.snapshot(&key()).await.expect("taken");
+    bench.effects.gate.forget_permits(usize::MAX);
+    let asked = async |count: usize| {
+        bench.until("it was heard", async |b| events(b, "asked").await.len() == count).await;
+    };
+    let projects = bench.projects.clone();
+    let back = tokio::spawn(async move { projects.rollback(&key(), Some(FIRST), false).await });
+    asked(1).await;
+    let projects = bench.projects.clone();
+    let removal = tokio::spawn(async move { projects.remove(&key()).await });
+    asked(2).await;
+    bench.effects.gate.add_permits(100);
+    removal.await.expect("no panic").expect("removed");
+    let back = back.await.expect("no panic");
+    assert!(matches!(&back, Err(VerbError::NoCache(of)) if *of == key()), "{back:?}");
+    assert_eq!(bench.count(Step::Rollback(FIRST)), 0);
+}
+
 #[tokio::test]
 async fn an_empty_cache_is_had_for_the_asking() {
     let bench = bench_with(policy());

@@ -259,6 +259,8 @@ impl Worker {
 
     /// Its record is gone: whoever still waits asks again, and makes a new project.
     fn leave(mut self) {
+        // What was asked for of the cache was not done to it: it has gone.
+        self.answer_wishes(|wish| matches!(wish, StopWish::Rollback(_)), &Err(StopRefusal::NoCache));
         self.answer_stoppers(&Ok(()));
         self.answer_snapshot_askers(&StopRefusal::NoCache);
         let text = "the project was being removed".to_owned();
