@@ -1,10 +1,13 @@
 //! The past of a cache, and copies of it, on a model host.
 
+use kiln_domain::admission::HostLoad;
 use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::cache::fanout::FanOutPolicy;
-use kiln_domain::{Snapshot, SnapshotName, Timestamp, Verdict};
+use kiln_domain::{ProjectRecord, Snapshot, SnapshotName, Timestamp, Verdict};
 
+use super::super::host_effects::properties;
 use super::*;
+use crate::host::volumes::TrashName;
 
 const FIRST: SnapshotName = SnapshotName::new(1);
 
@@ -153,6 +156,23 @@ async fn an_empty_cache_is_had_for_the_asking() {
     assert_eq!(bench.count(Step::DiscardCache), 1);
     assert!(bench.route().await.ready);
     assert_eq!(bench.count(Step::CreateVolume), 2);
+}
+
+/// The worker stays for a lease whose daemon has no place, and has seen that there is no cache.
+#[tokio::test]
+async fn a_cache_that_comes_back_from_the_trash_is_not_taken_for_gone() {
+    let bench = bench_with(policy());
+    let _held = bench.route().await;
+    bench.effects.set_load(HostLoad { storage: Some(99.0), ..HostLoad::default() });
+    tokio::time::sleep(Duration::from_millis(1100)).await; // A reading of the host is good for a second.
+    bench.projects.reset(&key(), true).await.expect("emptied");
+    let name = TrashName::new(key(), 7);
+    bench.effects.throw_away(name.clone(), Timestamp::EPOCH, 1);
+    let record = ProjectRecord::new(spec(), Ipv4Addr::LOCALHOST, Timestamp::EPOCH);
+    bench.effects.mark_in_trash(&name, properties(&record));
+    bench.projects.restore(&name.to_string()).await.expect("restored");
+    bench.projects.reset(&key(), true).await.expect("emptied again");
+    assert_eq!(bench.count(Step::DiscardCache), 2, "also of what came back");
 }
 
 /// It was done, and nobody was told: those that were newer are not there any more, and what is left is the newest.
