@@ -123,6 +123,24 @@ async fn by_force_it_goes_back_under_a_build_and_comes_up_again() {
     assert_eq!(bench.count(Step::StartInstance), 2);
 }
 
+/// As one does that was given up on, and lands late.
+#[tokio::test]
+async fn a_cache_does_not_go_back_under_a_daemon_that_came_up_since_the_last_look() {
+    let bench = bench_with(policy());
+    build(&bench).await;
+    bench.projects.snapshot(&key()).await.expect("taken");
+    bench.effects.close_eyes();
+    let projects = bench.projects.clone();
+    let back = tokio::spawn(async move { projects.rollback(&key(), Some(FIRST), false).await });
+    let stop = Step::StopInstance(Stop::Graceful);
+    bench.until("it is stopped", async |b| b.count(stop) == 1).await;
+    bench.effects.start_anew(&key());
+    bench.effects.open_eyes();
+    assert_eq!(back.await.expect("no panic").expect("back"), FIRST);
+    assert_eq!(bench.count(stop), 2, "the other, too");
+    assert_eq!(bench.steps().into_iter().rfind(|step| !step.is_upkeep()), Some(Step::Rollback(FIRST)));
+}
+
 /// The greater wish goes before, and the way back has nothing left to lead to.
 #[tokio::test]
 async fn a_way_back_that_a_removal_overtakes_is_not_said_to_be_done() {

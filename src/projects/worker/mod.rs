@@ -120,6 +120,8 @@ pub(super) struct Worker {
     look: Option<Occasion>,
     /// The last look failed, and what was seen before is held to be true until another succeeds.
     doubtful: bool,
+    /// A step was begun since the last look.
+    stepped: bool,
     /// Something happened to the instance since the last look began.
     changed_since: bool,
     setbacks: Setbacks,
@@ -200,6 +202,7 @@ impl Worker {
             observed: None,
             look: None,
             doubtful: false,
+            stepped: false,
             changed_since: false,
             setbacks: Setbacks::default(),
             place: Place::Unasked,
@@ -302,6 +305,11 @@ impl Worker {
                 self.place = self.ask_for_place().await;
                 self.follow_the_clock();
                 self.queued_since = Some(Instant::now());
+                continue;
+            }
+            // Nothing may run on it. A start that was given up on lands when it likes, and nobody may tell.
+            if self.stepped && step.is_some_and(Step::takes_the_cache) {
+                self.look = Some(Occasion::Event);
                 continue;
             }
             if self.place == Place::Admitted
