@@ -44,6 +44,7 @@ pub mod model;
 mod reconcile;
 mod registry;
 mod trials;
+mod turned_away;
 mod worker;
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub(super) async fn untrusted(bench: &Bench, pull_request: Option<&str>) -> Resu
     routed.expect("an answer in time").map(deliver)
 }
 
-async fn events(bench: &Bench, kind: &str) -> Vec<String> {
+pub(super) async fn events(bench: &Bench, kind: &str) -> Vec<String> {
     let (_, events) = bench.projects.why(&key()).await.expect("explained");
     events.into_iter().filter(|event| event.kind == kind).map(|event| event.text).collect()
 }
