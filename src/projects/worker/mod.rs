@@ -120,8 +120,8 @@ pub(super) struct Worker {
     look: Option<Occasion>,
     /// The last look failed, and what was seen before is held to be true until another succeeds.
     doubtful: bool,
-    /// A step was begun since the last look.
-    stepped: bool,
+    /// The last step that was begun since the last look.
+    stepped: Option<Step>,
     /// Something happened to the instance since the last look began.
     changed_since: bool,
     setbacks: Setbacks,
@@ -202,7 +202,7 @@ impl Worker {
             observed: None,
             look: None,
             doubtful: false,
-            stepped: false,
+            stepped: None,
             changed_since: false,
             setbacks: Setbacks::default(),
             place: Place::Unasked,
@@ -308,7 +308,7 @@ impl Worker {
                 continue;
             }
             // Nothing may run on it. A start that was given up on lands when it likes, and nobody may tell.
-            if self.stepped && step.is_some_and(Step::takes_the_cache) {
+            if self.stepped.is_some() && step.is_some_and(Step::takes_the_cache) {
                 self.look = Some(Occasion::Event);
                 continue;
             }
