@@ -15,7 +15,6 @@ use kiln_domain::project::ProjectRecord;
 use kiln_domain::{Arch, BuildSpec, Generation, Identity, Key, Phase, Role, Settings};
 use kiln_wire::{Orphan, OrphanKind};
 use thiserror::Error;
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -23,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 use super::effects::{EffectError, Survey};
 use super::handle::Projects;
 use super::host_effects::{PULL_REQUEST, SIZE};
-use super::messages::Message;
 use super::registry::WorkerHandle;
 use crate::causes::in_one_line;
 use crate::host::{InstanceEvent, Properties};
@@ -127,11 +125,8 @@ impl Projects {
                 }
                 Err(broadcast::error::RecvError::Closed) => return,
             };
-            for WorkerHandle { mailbox, .. } in workers {
-                // A worker that has gone has nothing running; one that has much to do keeps nobody else's news waiting.
-                if let Err(TrySendError::Full(message)) = mailbox.try_send(Message::InstanceChanged) {
-                    tokio::spawn(async move { mailbox.send(message).await });
-                }
+            for worker in workers {
+                worker.look_again();
             }
         }
     }

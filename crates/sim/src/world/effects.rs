@@ -270,7 +270,8 @@ impl Effects for ModelHost {
                 Ok(Done::Builds { count, cpu })
             }
             _ => {
-                let op = Op { step, record: record.clone(), settings: settings.clone() };
+                let ran = self.sim.world().runs_on(&record.key);
+                let op = Op { step, record: record.clone(), settings: settings.clone(), ran };
                 self.sim.carry_out(self.life, op).await
             }
         }
@@ -378,8 +379,8 @@ impl Effects for ModelHost {
 
     async fn discard_volume(&self, key: &Key) -> Result<(), EffectError> {
         self.pass(true).await?;
-        self.sim.world().discard(key, true);
-        Ok(())
+        let ran = self.sim.world().runs_on(key);
+        Ok(self.sim.world().discard(key, true, ran)?)
     }
 
     async fn trash(&self) -> Result<Vec<Trashed>, EffectError> {

@@ -21,6 +21,8 @@ pub(crate) struct Op {
     pub(crate) step: Step,
     pub(crate) record: ProjectRecord,
     pub(crate) settings: Settings,
+    /// A daemon ran as it was asked for.
+    pub(crate) ran: bool,
 }
 
 /// One that ends after nobody waits for it any more.
@@ -284,7 +286,7 @@ impl World {
             }
             Step::StartInstance if self.apply(op).is_ok() => self.dies(key),
             Step::WriteFiles => drop(self.host.files.remove(key)),
-            Step::DestroyVolume => self.free(key, true),
+            Step::DestroyVolume => drop(self.free(key, true, op.ran)),
             // All of it, or nothing: and nobody was told which.
             Step::StopInstance(_) | Step::Rollback(_) | Step::TakeSnapshot => drop(self.apply(op)),
             _ => {}
@@ -293,7 +295,7 @@ impl World {
 
     /// Carries it out. Whatever a host would refuse is refused, and what must never be asked of one is recorded.
     fn apply(&mut self, op: &Op) -> Result<Done, EffectError> {
-        let Op { step, record, settings } = op;
+        let Op { step, record, settings, ran } = op;
         let key = &record.key;
         let project = self.project(key);
         match *step {
@@ -316,14 +318,14 @@ impl World {
             Step::Discard if !self.host.volumes.contains_key(key) => {
                 return Err(VolumeError::Missing { operation: "discard", name: key.to_string() }.into());
             }
-            Step::Discard => self.discard(key, true),
-            Step::DiscardCache => self.discard(key, false),
+            Step::Discard => self.discard(key, true, *ran)?,
+            Step::DiscardCache => self.discard(key, false, *ran)?,
             Step::CloneVolume => return Ok(self.clone_volume(record)?),
             Step::DestroyVolume => {
                 self.must_not_be_hot(key, settings);
-                self.free(key, false);
+                self.free(key, false, *ran)?;
             }
-            Step::Rollback(to) => self.roll_back(record, to)?,
+            Step::Rollback(to) => self.roll_back(record, to, *ran)?,
             Step::TakeSnapshot => return Ok(self.take_snapshot(key)?),
             Step::ListSnapshots => return Ok(Done::Snapshots { all: self.list_snapshots(key)?, taken: false }),
             Step::DestroySnapshot(name) => self.destroy_snapshot(key, name),
