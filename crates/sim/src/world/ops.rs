@@ -108,6 +108,11 @@ impl Sim {
     pub(super) async fn carry_out(&self, life: u32, op: Op) -> Result<Done, EffectError> {
         self.alive(life).await;
         let (key, step) = (op.record.key.clone(), op.step);
+        if step == Step::DestroyVolume {
+            let mut world = self.world();
+            let project = world.project(&key);
+            world.record(Fact::FreeBegan { project });
+        }
         self.take_turn(&key).await;
         let mut flight = Flight { sim: self.clone(), key: key.clone(), op: Some(op) };
         let (fate, before, after) = self.world().fate_of(&key, step);
