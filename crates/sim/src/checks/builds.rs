@@ -132,8 +132,7 @@ impl NoBuildIsCut {
 
     fn live_lease_from_before(&self, entry: &Entry, project: Project, before: u64) -> Option<LeaseId> {
         let (age, connected) = (self.clock.age(entry), self.is_connected(project));
-        let alive =
-            |held: &Held| held.project == project && held.born < before && held.life.is_alive(age, connected);
+        let alive = |held: &Held| held.project == project && held.born < before && held.life.is_alive(age, connected);
         self.leases.iter().find(|(_, held)| held.as_ref().is_some_and(alive)).map(|(id, _)| *id)
     }
 
