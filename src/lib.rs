@@ -10,7 +10,7 @@
 //! | [`clock`] | the one place that reads the wall clock |
 //! | [`entropy`] | the one place that asks for randomness |
 //! | [`api`] | HTTP on a unix socket and on loopback: routes, admin verbs, events |
-//! | [`identity`] | who is calling: users of this host, tokens |
+//! | [`identity`] | who is calling: users of this host, tokens, builds by the word of their forge |
 //! | [`gateway`] | reads a ClientHello, finds the daemon, relays bytes; never terminates TLS |
 //! | [`projects`] | the heart: one worker task per active key |
 //! | [`store`] | SQLite: one writer with group commit, readers apart |

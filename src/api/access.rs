@@ -6,6 +6,7 @@
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
@@ -18,6 +19,7 @@ use super::Api;
 use super::answers::{in_the_style_of, method_not_allowed, with_retry_after};
 use super::heart::{A_MOMENT, VerbError};
 use crate::clock::{Clock as _, SystemClock};
+use crate::identity::oidc::Refusal;
 use crate::identity::{Caller, IdentifyError, Source};
 use crate::store::NewEvent;
 
@@ -45,7 +47,7 @@ const fn endpoint(method: Method, path: &'static str, verb: Verb, of: Of) -> End
 }
 
 /// Whoever presses `force` needs [`Verb::Force`] beside.
-pub(super) static ENDPOINTS: [Endpoint; 30] = [
+pub(super) static ENDPOINTS: [Endpoint; 33] = [
     endpoint(Method::GET, "/healthz", Verb::Greet, Of::Host),
     endpoint(Method::GET, "/v1/openapi.json", Verb::Greet, Of::Host),
     endpoint(Method::GET, "/readyz", Verb::Watch, Of::Host),
@@ -65,6 +67,7 @@ pub(super) static ENDPOINTS: [Endpoint; 30] = [
     endpoint(Method::POST, "/v1/projects/{key}/rollback", Verb::RollBack, Of::Key),
     endpoint(Method::POST, "/v1/projects/{key}/reset", Verb::RollBack, Of::Key),
     endpoint(Method::GET, "/v1/caches", Verb::SeeHost, Of::Host),
+    endpoint(Method::GET, "/v1/connections", Verb::SeeHost, Of::Host),
     endpoint(Method::GET, "/v1/events", Verb::Follow, Of::KeyOrHost),
     endpoint(Method::GET, "/v1/orphans", Verb::SeeHost, Of::Host),
     endpoint(Method::POST, "/v1/orphans/adopt", Verb::Mend, Of::Host),
@@ -76,6 +79,8 @@ pub(super) static ENDPOINTS: [Endpoint; 30] = [
     endpoint(Method::GET, "/v1/tokens", Verb::Admit, Of::Host),
     endpoint(Method::POST, "/v1/tokens", Verb::Admit, Of::Host),
     endpoint(Method::DELETE, "/v1/tokens/{id}", Verb::Admit, Of::Host),
+    endpoint(Method::POST, "/v1/challenges", Verb::Challenge, Of::Host),
+    endpoint(Method::POST, "/v1/challenges/answer", Verb::Challenge, Of::Host),
 ];
 
 /// Why a request is not let through.
@@ -91,8 +96,12 @@ pub(super) enum Refused {
 impl Refused {
     pub(super) fn status(&self) -> StatusCode {
         match self {
-            Self::Identity(error) if error.is_lookup() => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Identity(_) | Self::Denied(Denied::Unproven { .. }) => StatusCode::UNAUTHORIZED,
+            Self::Identity(error) => match error.refusal() {
+                Refusal::Unproven => StatusCode::UNAUTHORIZED,
+                Refusal::NotListed => StatusCode::FORBIDDEN,
+                Refusal::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            },
+            Self::Denied(Denied::Unproven { .. }) => StatusCode::UNAUTHORIZED,
             Self::Denied(_) => StatusCode::FORBIDDEN,
             Self::Lookup(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -106,17 +115,24 @@ impl Refused {
         }
     }
 
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Lookup(error) => Some(error.retry_after().unwrap_or(A_MOMENT)),
+            Self::Identity(error) => match error.refusal() {
+                Refusal::Unavailable { retry_after } => Some(retry_after),
+                _ => None,
+            },
+            Self::Denied(_) => None,
+        }
+    }
+
     fn answer(&self, uri: &Uri) -> Response {
         let status = self.status();
         let mut answer = in_the_style_of(uri, status, &self.text());
         if status == StatusCode::UNAUTHORIZED {
             answer.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        let pause = match self {
-            Self::Lookup(error) => error.retry_after(),
-            _ => None,
-        };
-        with_retry_after(answer, pause.or((status == StatusCode::SERVICE_UNAVAILABLE).then_some(A_MOMENT)))
+        with_retry_after(answer, self.retry_after())
     }
 }
 
@@ -162,9 +178,11 @@ pub(super) async fn let_through(State(api): State<Api>, mut request: Request, ne
         return method_not_allowed(uri).await;
     };
     let (source, shown) = (source_of(&request), bearers(request.headers()));
-    let asker = match identify(&api, source, &shown).await {
+    // A lease's token is a proof, too, and whatever a build showed for its route may be over by then (F15).
+    let by_lease = endpoint.takes_a_lease_s_token();
+    let asker = match admit(&api, source, &shown, by_lease, by_lease || endpoint.verb == Verb::Greet).await {
         Ok(asker) => asker,
-        Err(refused) => return refused.answer(&uri),
+        Err(pause) => return too_often(&uri, pause),
     };
     let key = key_in(&uri, path.as_str(), endpoint.of);
     if let Err(refused) = check(&api, endpoint, key.as_deref(), &asker).await {
@@ -178,6 +196,29 @@ pub(super) async fn let_through(State(api): State<Api>, mut request: Request, ne
         note(&api, endpoint.verb, key.as_deref(), who, answer.status());
     }
     answer
+}
+
+/// Known, and within its measure. The error: when to come again.
+async fn admit(
+    api: &Api,
+    source: Source,
+    shown: &[HeaderValue],
+    by_lease: bool,
+    is_free: bool,
+) -> Result<Asker, Duration> {
+    if by_lease || !shown.is_empty() {
+        api.limits.may_prove(source)?;
+    }
+    let asker = identify(api, source, shown).await;
+    if !is_free {
+        api.limits.may_ask(&asker.caller, source)?;
+    }
+    Ok(asker)
+}
+
+fn too_often(uri: &Uri, pause: Duration) -> Response {
+    let words = "rate limited: requests come faster than they may; see Retry-After";
+    with_retry_after(in_the_style_of(uri, StatusCode::TOO_MANY_REQUESTS, words), Some(pause))
 }
 
 fn endpoint_of(method: &Method, path: &str) -> Option<&'static Endpoint> {
@@ -197,18 +238,23 @@ impl Endpoint {
         self.path
     }
 
+    fn takes_a_lease_s_token(&self) -> bool {
+        matches!(self.verb, Verb::Release | Verb::Renew)
+    }
+
     /// What changes something and is told of by nobody else: what builds do is in the journal anyway.
     fn is_audited(&self) -> bool {
-        self.method != Method::GET && !matches!(self.verb, Verb::Route | Verb::Prewarm | Verb::Release | Verb::Renew)
+        let is_a_build_s =
+            matches!(self.verb, Verb::Route | Verb::Prewarm | Verb::Release | Verb::Renew | Verb::Challenge);
+        self.method != Method::GET && !is_a_build_s
     }
 }
 
 /// One who shows something that does not count is refused, but where nothing has to be shown.
-async fn identify(api: &Api, source: Source, shown: &[HeaderValue]) -> Result<Asker, Refused> {
+async fn identify(api: &Api, source: Source, shown: &[HeaderValue]) -> Asker {
     match api.callers.identify(source, shown.iter().map(HeaderValue::as_bytes)).await {
-        Ok(caller) => Ok(Asker { caller, refused: None }),
-        Err(error) if error.is_lookup() => Err(Refused::Identity(Arc::new(error))),
-        Err(error) => Ok(Asker { caller: Caller::stranger("refused"), refused: Some(Arc::new(error)) }),
+        Ok(caller) => Asker { caller, refused: None },
+        Err(error) => Asker { caller: Caller::stranger("nobody who could be told"), refused: Some(Arc::new(error)) },
     }
 }
 

@@ -41,7 +41,7 @@ impl From<RouteError> for PlainError {
 
 impl From<Refused> for PlainError {
     fn from(refused: Refused) -> Self {
-        Self::new(refused.status(), refused.text())
+        Self { retry_after: refused.retry_after(), ..Self::new(refused.status(), refused.text()) }
     }
 }
 
@@ -86,6 +86,10 @@ impl JsonError {
 
     pub(super) fn bad_request(error: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, error)
+    }
+
+    pub(super) fn after(self, pause: Duration) -> Self {
+        Self { retry_after: Some(pause), ..self }
     }
 
     /// Not now: in a moment.

@@ -79,6 +79,7 @@ impl Config {
         self.check_places()?;
         self.check_addresses()?;
         self.check_policy()?;
+        self.identity.check()?;
         self.check_what_is_given()
     }
 
@@ -123,6 +124,17 @@ impl Config {
         }
         if let Some(domain) = self.gateway.domains.iter().find(|domain| !is_domain(domain)) {
             return value("gateway.domains", domain, "is not a DNS name");
+        }
+        for (key, count) in [
+            ("gateway.max_connections", self.gateway.max_connections),
+            ("gateway.max_per_address", self.gateway.max_per_address),
+            ("gateway.max_per_project", self.gateway.max_per_project),
+            ("gateway.max_parked", self.gateway.max_parked),
+            ("gateway.max_parked_per_project", self.gateway.max_parked_per_project),
+        ] {
+            if count == 0 {
+                return value(key, &count, "nobody would be let in: give at least 1");
+            }
         }
         Ok(())
     }
@@ -389,6 +401,9 @@ mod tests {
             ("[network]\nallow = ['10.1.2.3']", "allow"),
             ("[gateway]\ndomains = []", "gateway.domains"),
             ("[gateway]\ndomains = ['a_b.example']", "gateway.domains"),
+            ("[gateway]\nmax_parked = 0", "gateway.max_parked"),
+            ("[gateway]\nproxy_protocol_from = ['lb.example.com']", "that is no address"),
+            ("[gateway]\nproxy_protocol_from = ['10.1.0.0/8']", "bits set after the prefix"),
             ("[policy]\nlease_grace = '3h'", "policy.lease_grace"),
             ("[policy]\nmax_build_age = '0s'", "policy.max_build_age"),
             ("[policy]\nidle_window = 'soon'", "idle_window"),

@@ -6,6 +6,7 @@
 //! What must not be here: opening anything but the file itself.
 
 mod caches;
+pub mod identity;
 mod load;
 mod local;
 mod units;
@@ -15,12 +16,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use caches::{Eviction, FanOut, Forks, Growth, Snapshots};
+pub use identity::Identity;
 use kiln_domain::settings::{Rule as DomainRule, SettingsError};
 use kiln_domain::{AddressRange, Entitlements, Rules, Settings, Tier, UntrustedPolicy};
 pub use load::{ConfigError, Overrides};
 pub use local::{Builders, Local, LocalGrant, Loopback, Who};
 use serde::{Deserialize, Serialize};
 
+use crate::gateway::TrustedSource;
 use crate::host::network::Destination;
 use crate::store::Retention;
 
@@ -33,6 +36,7 @@ pub struct Config {
     /// Sockets and process records. May be lost at a reboot.
     pub run_dir: PathBuf,
     pub api: Api,
+    pub identity: Identity,
     pub local: Local,
     pub gateway: Gateway,
     pub runtime: Runtime,
@@ -58,7 +62,7 @@ pub struct Config {
 pub struct Api {
     /// Unix socket; `None`: `<run_dir>/kiln.sock`.
     pub socket: Option<PathBuf>,
-    /// TCP. Loopback only, whatever stands here, as long as no identity provider is configured (K9).
+    /// TCP. Loopback only, whatever stands here: there is no TLS (K9).
     #[serde(with = "units::address")]
     pub listen: SocketAddr,
     /// How long `/route` waits for a daemon.
@@ -78,6 +82,15 @@ pub struct Gateway {
     pub resolvable: bool,
     /// Connections at a time.
     pub max_connections: usize,
+    /// Of those, connections of one client address (an IPv6 /64), and of one project.
+    pub max_per_address: usize,
+    pub max_per_project: usize,
+    /// Connections that wait for daemons to wake: in all, and for one project.
+    pub max_parked: usize,
+    pub max_parked_per_project: usize,
+    /// Load balancers: what comes from them, and nothing else, has to begin with a PROXY header, version 1 or 2.
+    #[serde(with = "units::sources")]
+    pub proxy_protocol_from: Vec<TrustedSource>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -301,6 +314,7 @@ impl Default for Config {
             state_dir: "/var/lib/kiln".into(),
             run_dir: "/run/kiln".into(),
             api: Api::default(),
+            identity: Identity::default(),
             local: Local::default(),
             gateway: Gateway::default(),
             runtime: Runtime::default(),
@@ -334,6 +348,11 @@ impl Default for Gateway {
             domains: vec!["kiln.internal".to_owned()],
             resolvable: false,
             max_connections: 4096,
+            max_per_address: 2048,
+            max_per_project: 1024,
+            max_parked: 2048,
+            max_parked_per_project: 256,
+            proxy_protocol_from: Vec::new(),
         }
     }
 }

@@ -39,6 +39,27 @@ pub(super) mod address {
     }
 }
 
+/// `["10.1.0.0/16", "192.0.2.7"]`: load balancers.
+pub(super) mod sources {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    use crate::gateway::TrustedSource;
+
+    pub(in crate::config) fn serialize<S: Serializer>(
+        sources: &[TrustedSource],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        sources.iter().map(ToString::to_string).collect::<Vec<_>>().serialize(serializer)
+    }
+
+    pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<TrustedSource>, D::Error> {
+        let texts = Vec::<String>::deserialize(deserializer)?;
+        texts.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
+    }
+}
+
 /// `["10.1.2.3:5000"]`: registry mirrors.
 pub(super) mod mirrors {
     use std::net::SocketAddrV4;

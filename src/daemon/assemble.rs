@@ -28,6 +28,8 @@ use crate::host::pressure::PressureFiles;
 use crate::host::process::{ProcessConfig, ProcessRuntime};
 use crate::host::volumes::{self, BtrfsEngine, DirEngine, VolumeEngine, VolumeError, ZfsEngine};
 use crate::host::{Runtime, RuntimeError};
+use crate::identity::challenge::{self, Challenges};
+use crate::identity::oidc::{self, Verifier};
 use crate::identity::{Callers, Local, Loopback, SystemAccounts, Tokens};
 use crate::pki::{Pki, PkiError};
 use crate::projects::{
@@ -53,6 +55,10 @@ pub enum StartError {
     Tokens(#[source] StoreError),
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error(transparent)]
+    Issuers(#[from] oidc::SetupError),
+    #[error(transparent)]
+    Challenges(#[from] challenge::SetupError),
     #[error("cannot take up the projects of the last run")]
     TakeUp(#[source] StoreError),
     #[error("{path} can be changed by others, and with it what kilnd does: {remedy}")]
@@ -89,6 +95,9 @@ pub enum StartError {
 
 /// By how much the projects give up before the gateway does: they can say what they waited for.
 const SAY_WHY: Duration = Duration::from_secs(1);
+
+/// For each connection that may wait for its daemon; a hello with a post-quantum key takes 1.8 KiB.
+const PARKED_BYTES: usize = 8 << 10;
 
 /// A whole Kiln, not listening yet.
 pub struct Assembly {
@@ -127,8 +136,8 @@ pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
         entropy: Arc::new(SystemEntropy::default()),
     };
     let projects = Projects::new(projects_config(config)?, foundations);
-    let limits = Limits { connections: config.gateway.max_connections, ..Limits::default() };
-    let gateway = Gateway::new(Arc::new(projects.clone()), &config.gateway.domains, limits);
+    let gateway = Gateway::new(Arc::new(projects.clone()), &config.gateway.domains, gateway_limits(config))
+        .behind(config.gateway.proxy_protocol_from.clone());
     let callers = Arc::new(callers(config, &store).await?);
     Ok(Assembly { projects, gateway: Arc::new(gateway), store, effects, callers })
 }
@@ -142,9 +151,34 @@ async fn callers(config: &Config, store: &Store) -> Result<Callers, StartError> 
     let loopback = match config.local.loopback {
         Some(config::Loopback::Builder) => Loopback::Builder,
         Some(config::Loopback::Nothing) => Loopback::Nothing,
+        None if config.identity.has_issuers() => Loopback::Nothing,
         None => Loopback::UntilTokens,
     };
-    Ok(Callers::new(local, tokens, loopback))
+    let clock = Arc::new(SystemClock);
+    let forges = config.identity.has_issuers().then(|| Verifier::start(&config.identity, clock.clone())).transpose()?;
+    let forges_asked = &config.identity.challenges;
+    let challenges = (!forges_asked.is_empty())
+        .then(|| Challenges::new(forges_asked, clock, Arc::new(SystemEntropy::default())))
+        .transpose()?;
+    Ok(Callers::new(local, tokens, loopback).with_forges(forges, challenges))
+}
+
+fn gateway_limits(config: &Config) -> Limits {
+    let gateway = &config.gateway;
+    Limits {
+        connections: gateway.max_connections,
+        per_address: gateway.max_per_address,
+        per_project: gateway.max_per_project,
+        parked: gateway.max_parked,
+        parked_per_project: gateway.max_parked_per_project,
+        // Hellos of the usual size, and some of the largest.
+        parked_bytes: gateway.max_parked.saturating_mul(PARKED_BYTES),
+        parked_bytes_per_project: gateway
+            .max_parked_per_project
+            .saturating_mul(PARKED_BYTES)
+            .max(kiln_hello::MAX_BYTES),
+        ..Limits::default()
+    }
 }
 
 /// What can be seen to be missing before anything is made.

@@ -8,12 +8,16 @@ use std::time::Duration;
 use kiln_hello::{Alert, HelloError};
 use tokio::time::Instant;
 
+use super::live::State;
+
 /// Why a connection was not relayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
     TooManyConnections,
     TooManyHalfOpen,
     TooManyFromSource,
+    /// The load balancer's word on whom it speaks for is missing or wrong.
+    BadProxyHeader,
     /// Closed before a complete hello; port scans and health checks of load balancers look like this.
     HelloUnfinished,
     HelloTimedOut,
@@ -24,20 +28,31 @@ pub enum Refusal {
     NoName,
     /// A name that is not a daemon's below one of our domains.
     ForeignName,
+    /// Its name was closed by an admin.
+    NameClosed,
     UnknownProject,
+    /// Its address, or its project, has as many connections as it may.
+    TooManyFromAddress,
+    TooManyOfProject,
+    /// Too many, or too many bytes of them, wait for a daemon: of its project, or in all.
+    TooManyParkedOfProject,
+    TooManyParked,
     Unavailable,
     WakeTimedOut,
     /// The directory named an address that nobody answers at.
     Unreachable,
     /// The client went away while its daemon was woken.
     ClientLeft,
+    /// All places were taken, and this was the newest that no daemon had answered.
+    Shed,
 }
 
 impl Refusal {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 22] = [
         Self::TooManyConnections,
         Self::TooManyHalfOpen,
         Self::TooManyFromSource,
+        Self::BadProxyHeader,
         Self::HelloUnfinished,
         Self::HelloTimedOut,
         Self::NotTls,
@@ -45,11 +60,17 @@ impl Refusal {
         Self::HelloMalformed,
         Self::NoName,
         Self::ForeignName,
+        Self::NameClosed,
         Self::UnknownProject,
+        Self::TooManyFromAddress,
+        Self::TooManyOfProject,
+        Self::TooManyParkedOfProject,
+        Self::TooManyParked,
         Self::Unavailable,
         Self::WakeTimedOut,
         Self::Unreachable,
         Self::ClientLeft,
+        Self::Shed,
     ];
 
     /// A label for logs and metrics.
@@ -58,6 +79,7 @@ impl Refusal {
             Self::TooManyConnections => "too_many_connections",
             Self::TooManyHalfOpen => "too_many_half_open",
             Self::TooManyFromSource => "too_many_from_source",
+            Self::BadProxyHeader => "bad_proxy_header",
             Self::HelloUnfinished => "hello_unfinished",
             Self::HelloTimedOut => "hello_timed_out",
             Self::NotTls => "not_tls",
@@ -65,19 +87,25 @@ impl Refusal {
             Self::HelloMalformed => "hello_malformed",
             Self::NoName => "no_name",
             Self::ForeignName => "foreign_name",
+            Self::NameClosed => "name_closed",
             Self::UnknownProject => "unknown_project",
+            Self::TooManyFromAddress => "too_many_from_address",
+            Self::TooManyOfProject => "too_many_of_project",
+            Self::TooManyParkedOfProject => "too_many_parked_of_project",
+            Self::TooManyParked => "too_many_parked",
             Self::Unavailable => "unavailable",
             Self::WakeTimedOut => "wake_timed_out",
             Self::Unreachable => "unreachable",
             Self::ClientLeft => "client_left",
+            Self::Shed => "shed",
         }
     }
 
     /// What the client is told when nothing more exact is known.
     pub(super) const fn alert(self) -> Alert {
         match self {
-            Self::NoName | Self::ForeignName | Self::UnknownProject => Alert::UnrecognizedName,
-            Self::NotTls => Alert::UnexpectedMessage,
+            Self::NoName | Self::ForeignName | Self::NameClosed | Self::UnknownProject => Alert::UnrecognizedName,
+            Self::NotTls | Self::BadProxyHeader => Alert::UnexpectedMessage,
             Self::HelloTooLarge | Self::HelloMalformed | Self::HelloUnfinished => Alert::DecodeError,
             _ => Alert::InternalError,
         }
@@ -89,6 +117,11 @@ impl Refusal {
             self,
             Self::TooManyConnections
                 | Self::TooManyHalfOpen
+                | Self::TooManyOfProject
+                | Self::TooManyParkedOfProject
+                | Self::TooManyParked
+                | Self::BadProxyHeader
+                | Self::Shed
                 | Self::Unavailable
                 | Self::WakeTimedOut
                 | Self::Unreachable
@@ -127,7 +160,7 @@ pub struct Snapshot {
     pub accept_failures: u64,
     /// Connections that reached a daemon, those that are open now included.
     pub relayed: u64,
-    /// Open now.
+    /// Of those, open now.
     pub open: u64,
     /// Ended by a reset, a timeout or our own shutdown, not by both sides closing.
     pub broken: u64,
@@ -135,6 +168,14 @@ pub struct Snapshot {
     pub to_daemons: u64,
     pub to_clients: u64,
     pub refused: Vec<(Refusal, u64)>,
+}
+
+/// What a scrape shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Figures {
+    pub counted: Snapshot,
+    /// Connections that are open now.
+    pub open: Vec<(State, u64)>,
 }
 
 impl Snapshot {

@@ -8,8 +8,17 @@
 //!
 //! Promises: TLS is never terminated and the bytes read are replayed exactly; there is no default route; whatever is
 //! refused gets a TLS alert; a sleeping project is woken while the connection waits; an open connection is counted at
-//! its project for as long as it lives, so nothing stops the daemon under it (K2). Each wait has a deadline
-//! ([`Limits`]), and a peer that vanished without a word is noticed ([`sockets`]).
+//! its project for as long as it lives, so nothing stops the daemon under it (K2). Each wait has a deadline and everything
+//! that strangers can pile up a bound ([`Limits`]), and a peer that vanished without a word is noticed ([`sockets`]).
+//!
+//! | file | |
+//! |---|---|
+//! | `admission.rs` | how many may be open, of whom; which one goes for another |
+//! | `live.rs` | one open connection as others see it |
+//! | `connection.rs` | its life |
+//! | `relay.rs`, `sockets.rs` | bytes, and the options of both legs |
+//! | `trusted.rs` | who may say whom it speaks for (PROXY protocol) |
+//! | `counters.rs` | what happened, in numbers and in the log |
 //!
 //! The gateway knows keys and addresses only, through [`Directory`].
 
@@ -28,13 +37,18 @@ use tokio_util::task::TaskTracker;
 mod admission;
 mod connection;
 mod counters;
+mod live;
 mod relay;
 mod sockets;
 #[cfg(test)]
 mod tests;
+mod trusted;
 
 use admission::Admission;
-pub use counters::{Counters, Refusal, Snapshot};
+pub use counters::{Counters, Figures, Refusal, Snapshot};
+use live::Stop;
+pub use live::{Connection, State};
+pub use trusted::{ParseTrustedSourceError, TrustedSource};
 
 use crate::seldom::Seldom;
 
@@ -72,17 +86,29 @@ pub trait Directory: Send + Sync + 'static {
 
     /// A daemon whose door was opened could not be reached.
     fn unreachable(&self, key: &Key);
+
+    /// A connection for a project that exists was refused. Whoever looks for the reason looks at the project.
+    fn turned_away(&self, key: &Key, why: &str);
 }
 
 /// How much and how long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at a time, in whatever state.
+    /// Connections at a time, in whatever state. When so many are open, a newcomer gets the place of the newest that no
+    /// daemon has answered.
     pub connections: usize,
     /// Connections at a time that have not said their name yet, from everywhere and from one source (an IPv4 address or
     /// an IPv6 /64).
     pub half_open: usize,
     pub half_open_per_source: usize,
+    /// Connections at a time that have said their name, from one source and of one project.
+    pub per_address: usize,
+    pub per_project: usize,
+    /// Of those, connections that wait for their daemon, and the bytes of their hellos: in all and of one project.
+    pub parked: usize,
+    pub parked_bytes: usize,
+    pub parked_per_project: usize,
+    pub parked_bytes_per_project: usize,
     /// From the accept to the end of the hello.
     pub hello: Duration,
     /// What waking a daemon may take. buildx gives up after 20 s (docker/buildx, driver/remote), and an answer that
@@ -100,6 +126,12 @@ impl Default for Limits {
             connections: 10_000,
             half_open: 1_000,
             half_open_per_source: 100,
+            per_address: 2_048,
+            per_project: 1_024,
+            parked: 2_048,
+            parked_bytes: 16 << 20,
+            parked_per_project: 256,
+            parked_bytes_per_project: 2 << 20,
             hello: Duration::from_secs(5),
             wake: Duration::from_secs(17),
             dial: Duration::from_secs(1),
@@ -111,6 +143,8 @@ impl Default for Limits {
 pub struct Gateway {
     directory: Arc<dyn Directory>,
     domains: Vec<String>,
+    /// They begin with a PROXY header, and nobody else may.
+    trusted: Vec<TrustedSource>,
     limits: Limits,
     admission: Admission,
     counters: Counters,
@@ -128,10 +162,11 @@ impl Gateway {
     /// name has to stand directly below one of them (G1).
     pub fn new(directory: Arc<dyn Directory>, domains: &[String], limits: Limits) -> Self {
         let domains = domains.iter().map(|d| d.trim_matches('.').to_ascii_lowercase()).collect();
-        let admission = Admission::new(limits.connections, limits.half_open, limits.half_open_per_source);
+        let admission = Admission::new(limits.clone());
         Self {
             directory,
             domains,
+            trusted: Vec::new(),
             limits,
             admission,
             counters: Counters::default(),
@@ -139,8 +174,35 @@ impl Gateway {
         }
     }
 
+    /// Connections from these must begin with a PROXY header, which says whom they are for: load balancers.
+    #[must_use]
+    pub fn behind(mut self, load_balancers: Vec<TrustedSource>) -> Self {
+        self.trusted = load_balancers;
+        self
+    }
+
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    pub fn figures(&self) -> Figures {
+        Figures { counted: self.counters.snapshot(), open: self.admission.states() }
+    }
+
+    /// What is open now, the oldest first.
+    pub fn connections(&self) -> Vec<Connection> {
+        self.admission.connections()
+    }
+
+    /// Resets the connections of this name and refuses new ones, until [`Gateway::open`] or the end of this process.
+    /// Returns how many there were. The daemon is left as it is.
+    pub fn close(&self, key: &Key) -> usize {
+        self.admission.close(key)
+    }
+
+    /// False: it was not closed.
+    pub fn open(&self, key: &Key) -> bool {
+        self.admission.open(key)
     }
 
     /// Serves until `shutdown`; then no connection is accepted any more, those that live may go on for
@@ -152,25 +214,24 @@ impl Gateway {
         }
         // Counted here, before a task runs: one accepted in the moment of the shutdown is waited for like any other (G2).
         let connections = TaskTracker::new();
-        let cut = CancellationToken::new();
-        shutdown.run_until_cancelled(self.accept_all(&listener, &connections, &cut)).await;
+        shutdown.run_until_cancelled(self.accept_all(&listener, &connections)).await;
         drop(listener);
         connections.close();
         if timeout(self.limits.drain, connections.wait()).await.is_err() {
             tracing::info!(left = connections.len(), "drain time is over: resetting the connections that are left");
-            cut.cancel();
+            self.admission.stop_all(Stop::Cut);
             connections.wait().await;
         }
     }
 
-    async fn accept_all(self: &Arc<Self>, listener: &TcpListener, connections: &TaskTracker, cut: &CancellationToken) {
+    async fn accept_all(self: &Arc<Self>, listener: &TcpListener, connections: &TaskTracker) {
         let mut pause = FIRST_PAUSE;
         let mut complaints = Seldom::once_in(COMPLAINTS);
         loop {
             match listener.accept().await {
                 Ok((client, from)) => {
                     pause = FIRST_PAUSE;
-                    self.admit(client, from, connections, cut);
+                    self.admit(client, from, connections);
                 }
                 // The client was gone before it was accepted; the next one is waiting.
                 Err(error) if is_the_clients(&error) => {}
@@ -186,9 +247,9 @@ impl Gateway {
         }
     }
 
-    fn admit(self: &Arc<Self>, client: TcpStream, from: SocketAddr, all: &TaskTracker, cut: &CancellationToken) {
+    fn admit(self: &Arc<Self>, client: TcpStream, from: SocketAddr, all: &TaskTracker) {
         self.counters.accepted();
-        let admitted = match self.admission.admit(from.ip()) {
+        let admitted = match self.admission.admit(from, self.is_trusted(from.ip())) {
             Ok(admitted) => admitted,
             Err(refusal) => {
                 self.counters.refused(refusal, from, "");
@@ -197,8 +258,11 @@ impl Gateway {
             }
         };
         let gateway = Arc::clone(self);
-        let cut = cut.clone();
-        all.spawn(async move { connection::run(&gateway, client, from, admitted, &cut).await });
+        all.spawn(async move { connection::run(&gateway, client, admitted).await });
+    }
+
+    fn is_trusted(&self, peer: IpAddr) -> bool {
+        self.trusted.iter().any(|source| source.contains(peer))
     }
 
     fn key_of(&self, name: &str) -> Option<Key> {
@@ -211,8 +275,8 @@ fn is_the_clients(error: &std::io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
 }
 
-/// Whose half-open connections are counted together: an IPv6 customer has at least a /64 to himself.
-fn source_of(address: IpAddr) -> IpAddr {
+/// Whose connections are counted together: an IPv6 customer has at least a /64 to himself.
+pub(crate) fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) & !u128::from(u64::MAX)).into()),
         v4 @ IpAddr::V4(_) => v4,

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::net::TcpStream;
 
+use super::live::{Live, State};
 use super::sockets;
 
 /// As much as a socket usually gives at once on loopback; larger ones showed nothing.
@@ -43,29 +44,31 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// Bytes moved so far, readable also after the relay was dropped.
-#[derive(Debug, Default)]
-pub(super) struct Moved {
-    pub(super) to_daemon: AtomicU64,
-    pub(super) to_client: AtomicU64,
-}
-
 /// Returns when both directions have ended. After an error the caller resets both sides.
-pub(super) async fn relay(client: &TcpStream, daemon: &TcpStream, buffers: &Buffers, moved: &Moved) -> io::Result<()> {
+pub(super) async fn relay(client: &TcpStream, daemon: &TcpStream, buffers: &Buffers, live: &Live) -> io::Result<()> {
     tokio::try_join!(
-        one_way(client, daemon, buffers, &moved.to_daemon),
-        one_way(daemon, client, buffers, &moved.to_client),
+        one_way(client, daemon, buffers, live, &live.to_daemon),
+        one_way(daemon, client, buffers, live, &live.to_client),
     )?;
     Ok(())
 }
 
-async fn one_way(from: &TcpStream, to: &TcpStream, buffers: &Buffers, moved: &AtomicU64) -> io::Result<()> {
+async fn one_way(
+    from: &TcpStream,
+    to: &TcpStream,
+    buffers: &Buffers,
+    live: &Live,
+    moved: &AtomicU64,
+) -> io::Result<()> {
     loop {
         from.readable().await?;
         let mut buffer = buffers.take();
         loop {
             match from.try_read(&mut buffer.bytes) {
-                Ok(0) => return sockets::finish_writing(to),
+                Ok(0) => {
+                    live.enter(State::HalfClosed);
+                    return sockets::finish_writing(to);
+                }
                 Ok(count) => {
                     write_all(to, buffer.bytes.get(..count).unwrap_or_default()).await?;
                     moved.fetch_add(count as u64, Relaxed);

@@ -15,11 +15,15 @@
 //! | `callers` | which proof counts |
 //! | `local` | users of this host |
 //! | `tokens` | tokens that an admin gave out |
+//! | [`oidc`] | builds, by the word of their forge |
+//! | [`challenge`] | builds to which their forge gives no token |
 //!
 //! What must not be here: what a standing may do (`kiln_domain::access`), HTTP.
 
 mod callers;
+pub mod challenge;
 mod local;
+pub mod oidc;
 mod tokens;
 
 use kiln_domain::access::Standing;
@@ -40,6 +44,9 @@ pub struct Caller {
 pub const LONGEST_WHO: usize = 256;
 
 impl Caller {
+    /// What programs of this host are called that come over TCP and show nothing.
+    pub const THIS_HOST: &str = "this host";
+
     pub fn stranger(who: impl Into<String>) -> Self {
         Self { standing: Standing::Stranger, who: who.into() }
     }

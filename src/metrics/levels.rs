@@ -9,6 +9,9 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
+use super::gateway;
+use crate::gateway::Figures;
+
 /// Something that goes up and down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -90,6 +93,7 @@ impl Count {
 
 type ReadLevel = Box<dyn Fn() -> Option<f64> + Send + Sync>;
 type ReadCount = Box<dyn Fn() -> u64 + Send + Sync>;
+type ReadGateway = Box<dyn Fn() -> Figures + Send + Sync>;
 
 /// Who knows what.
 #[derive(Clone, Default)]
@@ -99,6 +103,7 @@ pub(super) struct Readings(Arc<Mutex<Readers>>);
 struct Readers {
     levels: BTreeMap<Level, Arc<ReadLevel>>,
     counts: BTreeMap<Count, Arc<ReadCount>>,
+    gateway: Option<Arc<ReadGateway>>,
 }
 
 impl Readings {
@@ -108,6 +113,10 @@ impl Readings {
 
     pub(super) fn set_count(&self, count: Count, read: ReadCount) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).counts.insert(count, Arc::new(read));
+    }
+
+    pub(super) fn set_gateway(&self, read: ReadGateway) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).gateway = Some(Arc::new(read));
     }
 }
 
@@ -120,9 +129,9 @@ impl fmt::Debug for Readings {
 impl Collector for Readings {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         // A reading may block, and must not keep others from registering.
-        let (levels, counts) = {
+        let (levels, counts, gateway) = {
             let readers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            (readers.levels.clone(), readers.counts.clone())
+            (readers.levels.clone(), readers.counts.clone(), readers.gateway.clone())
         };
         for (level, read) in levels {
             let Some(value) = read() else { continue };
@@ -134,6 +143,9 @@ impl Collector for Readings {
             let (name, help) = count.describe();
             let counter = ConstCounter::new(read());
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
+        }
+        if let Some(read) = gateway {
+            gateway::encode(&mut encoder, &read())?;
         }
         Ok(())
     }

@@ -10,9 +10,11 @@
 //! |---|---|
 //! | `labels.rs` | every label with its values |
 //! | `levels.rs` | what is read at a scrape |
+//! | `gateway.rs` | what the gateway has counted |
 //!
 //! What must not be here: decisions, keys of projects, a listener.
 
+mod gateway;
 mod labels;
 mod levels;
 
@@ -31,6 +33,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 use labels::{Label, Pair};
 use levels::Readings;
+
+use crate::gateway::Figures;
 
 /// From a warm route (a millisecond) to the longest wait there is.
 const SECONDS: [f64; 14] = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
@@ -191,6 +195,11 @@ impl Metrics {
     /// As [`Metrics::read_level`], of something that only grows while this process lives.
     pub fn read_count(&self, count: Count, read: impl Fn() -> u64 + Send + Sync + 'static) {
         self.readings.set_count(count, Box::new(read));
+    }
+
+    /// As [`Metrics::read_level`], of all that the gateway counts.
+    pub fn read_gateway(&self, read: impl Fn() -> Figures + Send + Sync + 'static) {
+        self.readings.set_gateway(Box::new(read));
     }
 
     /// A scrape. Calls what was registered to be read, so it may block.

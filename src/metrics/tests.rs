@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::gateway::{Counters, State};
 
 fn complete() -> Metrics {
     let metrics = Metrics::new();
@@ -12,6 +13,10 @@ fn complete() -> Metrics {
     for count in Count::ALL {
         metrics.read_count(count, || 3);
     }
+    metrics.read_gateway(|| Figures {
+        counted: Counters::default().snapshot(),
+        open: State::ALL.map(|state| (state, 7)).to_vec(),
+    });
     metrics
 }
 
@@ -81,6 +86,9 @@ fn events_are_counted_and_levels_are_read() {
         "kiln_daemon_faults_total{fault=\"wedged\"} 1",
         "kiln_leases 4.0",
         "kiln_store_commits_total 3",
+        "kiln_gateway_accepted_total 0",
+        "kiln_gateway_refusals_total{reason=\"shed\"} 0",
+        "kiln_gateway_connections{state=\"half_closed\"} 7.0",
     ] {
         assert!(text.lines().any(|shown| shown == line), "{line} is not in\n{text}");
     }

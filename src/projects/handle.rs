@@ -24,12 +24,13 @@ use super::forks::ComingForks;
 use super::messages::{Granted, Message, Refusal, RefusalKind, Releasing, Renewing};
 use super::registry::{Registry, Shared, WorkerHandle};
 use super::trials::Trials;
+use super::turned_away::TurnedAway;
 use crate::clock::{Clock, rfc3339};
 use crate::entropy::{Entropy, NoEntropy};
 use crate::gateway::{Directory, Door, NoDoor};
 use crate::metrics::{LeaseEnd, Metrics};
 use crate::pki::{Pki, PkiError};
-use crate::store::{Store, StoreError};
+use crate::store::{NewEvent, Store, StoreError};
 
 /// A worker that goes just as a message arrives loses it; asking again finds or makes the next one. Twice in a row is
 /// already unlikely.
@@ -194,6 +195,7 @@ pub struct Projects {
     pub(super) config: Arc<ProjectsConfig>,
     pub(super) spread: Spread,
     pub(super) coming: ComingForks,
+    turned_away: TurnedAway,
     /// Whether copies of caches cost next to nothing here.
     pub(super) cheap: bool,
     pki: Pki,
@@ -236,6 +238,7 @@ impl Projects {
             config: Arc::new(config),
             spread,
             coming,
+            turned_away: TurnedAway::default(),
             cheap,
             pki,
             entropy,
@@ -570,6 +573,14 @@ impl Directory for Projects {
         if let Some(worker) = self.registry.get(key) {
             // A full mailbox is that of a project which is looked at all the time.
             let _ = worker.mailbox.try_send(Message::Suspect);
+        }
+    }
+
+    fn turned_away(&self, key: &Key, why: &str) {
+        if self.turned_away.is_due(key, Instant::now().into_std()) {
+            let text = format!("a connection was refused: {why}");
+            let event = NewEvent::new(self.shared.clock.now(), Some(key), "connection-refused", text);
+            drop(self.shared.store.record(event));
         }
     }
 }

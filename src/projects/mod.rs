@@ -46,6 +46,7 @@ pub mod model;
 mod reconcile;
 mod registry;
 mod trials;
+mod turned_away;
 mod worker;
 
 #[cfg(test)]

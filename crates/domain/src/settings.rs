@@ -281,7 +281,8 @@ impl Settings {
     }
 }
 
-/// Which repositories a rule is for: one, all below a path, or all.
+/// Which repositories a rule is for: one, all at and below a path, or all. `github.com/org/*` is `github.com/org` too, as the
+/// reference has it: so one name can stand for a group and for the repository of that name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepoPattern {
     /// Lower case, without the `*`.
@@ -332,7 +333,7 @@ impl RepoPattern {
             return !below && self.stem == stem;
         }
         self.stem.is_empty()
-            || stem.strip_prefix(&self.stem).is_some_and(|rest| rest.starts_with('/') || (rest.is_empty() && below))
+            || stem.strip_prefix(&self.stem).is_some_and(|rest| rest.starts_with('/') || rest.is_empty())
     }
 }
 
@@ -413,6 +414,7 @@ mod tests {
             ("github.com/org/repo", "https://github.com/Org/Repo.git", Some("github.com/org/repo2")),
             ("github.com/org/*", "github.com/org/repo", Some("github.com/org2/repo")),
             ("gitlab.com/group/*", "gitlab.com/group/sub/repo", Some("gitlab.com/groups/repo")),
+            ("github.com/org/*", "github.com/org", Some("github.com")),
         ] {
             assert!(pattern(text).matches(&repo(matching)), "{text} and {matching}");
             assert!(other.is_none_or(|other| !pattern(text).matches(&repo(other))), "{text} and {other:?}");
@@ -431,6 +433,7 @@ mod tests {
         assert_eq!(shadows(&["github.com/org/*", "github.com/org/repo", "github.com/org/sub/*"]), [(2, 1), (3, 1)]);
         assert_eq!(shadows(&["github.com/a/b", "github.com/a/b", "github.com/a/b/*"]), [(2, 1)]);
         assert_eq!(shadows(&["github.com/org/*", "github.com/org/*"]), [(2, 1)]);
+        assert_eq!(shadows(&["github.com/org/*", "github.com/org"]), [(2, 1)]);
     }
 
     #[test]

@@ -12,12 +12,13 @@
 //! Promises: never panics; keeps every byte that it was fed; needs at most [`MAX_BYTES`] of a connection to answer; the
 //! answer does not depend on how the bytes were cut.
 //!
-//! One difference from a reader that only looks for a name: a hello without `signature_algorithms` is refused. TLS 1.3
-//! demands the extension, and a TLS 1.2 client without it means SHA-1, which no daemon with an ECDSA certificate accepts.
+//! A hello without `signature_algorithms`, which rustls does not go on with, is read all the same: what it may lead to is for
+//! the daemon to say.
 //!
 //! What must not be here: sockets, clocks, routing.
 
 mod alert;
+mod completed;
 mod records;
 
 use std::io;
@@ -125,14 +126,27 @@ impl HelloReader {
     }
 }
 
-/// Hands the complete message to rustls in records of the usual size.
 fn judge(message: &[u8]) -> Result<Hello, HelloError> {
+    match ask_rustls(message) {
+        Err(rustls::Error::PeerIncompatible(PeerIncompatible::SignatureAlgorithmsExtensionRequired)) => {
+            let Some(message) = completed::with_signature_algorithms(message) else {
+                return Ok(Hello { server_name: None });
+            };
+            ask_rustls(&message)
+        }
+        answer => answer,
+    }
+    .map_err(|error| refusal(&error))
+}
+
+/// Hands over the complete message, in records of the usual size.
+fn ask_rustls(message: &[u8]) -> Result<Hello, rustls::Error> {
     let mut acceptor = Acceptor::default();
     for piece in message.chunks(records::USUAL_RECORD) {
         let header = records::handshake_header(piece.len());
         for mut part in [&header[..], piece] {
             while !part.is_empty() {
-                acceptor.read_tls(&mut part).map_err(|e: io::Error| HelloError::Malformed(e.to_string()))?;
+                acceptor.read_tls(&mut part).map_err(|e: io::Error| rustls::Error::General(e.to_string()))?;
             }
         }
         match acceptor.accept() {
@@ -140,19 +154,17 @@ fn judge(message: &[u8]) -> Result<Hello, HelloError> {
                 return Ok(Hello { server_name: accepted.client_hello().server_name().map(str::to_owned) });
             }
             Ok(None) => {}
-            Err((error, _)) => return Err(refusal(&error)),
+            Err((error, _)) => return Err(error),
         }
     }
-    Err(HelloError::Malformed("its length does not match its content".to_owned()))
+    Err(rustls::Error::General("its length does not match its content".to_owned()))
 }
 
 fn refusal(error: &rustls::Error) -> HelloError {
     match error {
         rustls::Error::InvalidMessage(InvalidMessage::HandshakePayloadTooLarge) => HelloError::TooLarge,
-        rustls::Error::PeerIncompatible(PeerIncompatible::SignatureAlgorithmsExtensionRequired) => {
-            HelloError::Unsuitable("it has no signature_algorithms extension".to_owned())
-        }
         rustls::Error::PeerIncompatible(why) => HelloError::Unsuitable(format!("{why:?}")),
+        rustls::Error::General(why) => HelloError::Malformed(why.clone()),
         other => HelloError::Malformed(other.to_string()),
     }
 }

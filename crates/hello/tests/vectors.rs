@@ -86,17 +86,16 @@ fn real_hello(name: &str) -> Vec<u8> {
 
 #[test]
 fn vectors_of_the_reference() {
-    // The reference routes the first; ours wants signature_algorithms, as the crate's documentation explains.
-    let without_signatures = unhex(
+    let named = unhex(
         "1603010065010000610303000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f0000021301010000\
          3600000032003000002d6275696c646b6974642d703161326233633464356536663761382e6275696c64732e6578616d706c652e636f6d",
     );
-    assert!(matches!(read(&without_signatures), Err(HelloError::Unsuitable(_))));
-    for refused in [
+    assert_eq!(name_in(&named).as_deref(), Some(NAME));
+    for nameless in [
         "160301002f0100002b0303000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f000002130101000000",
         "160301002d010000290303000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f00000213010100",
     ] {
-        assert!(read(&unhex(refused)).is_err(), "accepted {refused}");
+        assert_eq!(name_in(&unhex(nameless)), None);
     }
     assert_eq!(read(&unhex("1603010000")), Err(HelloError::RecordLength(0)));
     assert_eq!(read(&unhex("1603014801")), Err(HelloError::RecordLength(18433)));
@@ -112,6 +111,62 @@ fn a_name_is_found_wherever_it_stands() {
     assert_eq!(name_in(&records(&last, 9999)).as_deref(), Some(NAME));
     let shouted = named(NAME.to_uppercase().as_bytes());
     assert_eq!(name_in(&records(&shouted, 9999)).as_deref(), Some(NAME));
+}
+
+#[test]
+fn one_trailing_dot_is_dropped() {
+    assert_eq!(name_in(&records(&named(format!("{NAME}.").as_bytes()), 9999)).as_deref(), Some(NAME));
+    let two = read(&records(&named(format!("{NAME}..").as_bytes()), 9999));
+    assert!(matches!(two, Err(HelloError::Malformed(_))), "{two:?}");
+}
+
+#[test]
+fn values_that_mean_nothing_change_nothing() {
+    // GREASE (RFC 8701), as browsers send it: a cipher, the first and the last extension, a group and a version.
+    let lists = [extension(10, &[0, 4, 0x3a, 0x3a, 0, 29]), extension(43, &[4, 0x5a, 0x5a, 3, 4])].concat();
+    let body = [
+        &extension(0x1a1a, &[])[..],
+        &server_name_of(0, NAME.as_bytes()),
+        &lists,
+        &signatures(),
+        &extension(0xaaaa, &[0]),
+    ]
+    .concat();
+    let mut hello = message(&body);
+    // The one cipher suite that `message` offers.
+    hello.splice(4 + 2 + 32 + 1..4 + 2 + 32 + 1 + 4, [0, 4, 0x2a, 0x2a, 0x13, 0x01]);
+    let length = u32::try_from(hello.len() - 4).expect("fits").to_be_bytes();
+    hello[1..4].copy_from_slice(&length[1..]);
+    assert_eq!(name_in(&records(&hello, 9999)).as_deref(), Some(NAME));
+}
+
+#[test]
+fn an_encrypted_hello_is_routed_by_its_outer_name() {
+    // Encrypted Client Hello, outer: HKDF-SHA256 with AES-128-GCM, a configuration, a key and a payload.
+    let sealed = [&[0, 0, 1, 0, 1, 7, 0, 32][..], &[9; 32], &[0, 144], &[5; 144]].concat();
+    for ech in [extension(0xfe0d, &sealed), extension(0xfe0d, &[1])] {
+        let hello = message(&[&ech[..], &server_name_of(0, NAME.as_bytes()), &signatures()].concat());
+        assert_eq!(name_in(&records(&hello, 9999)).as_deref(), Some(NAME));
+    }
+}
+
+#[test]
+fn a_large_hello_is_read_however_it_is_cut() {
+    let filler = extension(21, &vec![0; 40_000]);
+    let hello = message(&[filler, signatures(), server_name_of(0, NAME.as_bytes())].concat());
+    for record in [16_384, 18_432, 1_000, 64, 9] {
+        let bytes = records(&hello, record);
+        assert!(record < 64 || bytes.len() < MAX_BYTES);
+        for segment in [1, 1_460, bytes.len()] {
+            let mut reader = HelloReader::new();
+            let answers = bytes.chunks(segment).map(|piece| reader.feed(piece)).collect::<Vec<_>>();
+            let expected = match bytes.len() {
+                ..=MAX_BYTES => Ok(Progress::Hello(Hello { server_name: Some(NAME.to_owned()) })),
+                _ => Err(HelloError::TooLarge),
+            };
+            assert_eq!(answers.last(), Some(&expected), "records of {record}, segments of {segment}");
+        }
+    }
 }
 
 #[test]

@@ -315,6 +315,7 @@ pub(crate) enum Fact {
         builds: Option<u32>,
         cpu: Option<u64>,
     },
+    /// kilnd asked for it; the host may take its time.
     StopBegan {
         project: Project,
         incarnation: Incarnation,

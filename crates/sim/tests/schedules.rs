@@ -3,7 +3,7 @@
 use kiln_sim::Stage;
 
 /// Each found a fault once, which was mended: what it was stands beside it.
-const FOUND_FAULTS: [(u64, &str); 23] = [
+const FOUND_FAULTS: [(u64, &str); 26] = [
     (1, "a release that failed across a leap of the clock came back with times of before, and held for a month"),
     (22, "a daemon that worked and did not answer was taken for one that hangs"),
     (24, "an adoption that could not be recorded left its incarnation behind, and a number that was no daemon's"),
@@ -20,9 +20,18 @@ const FOUND_FAULTS: [(u64, &str); 23] = [
     (168, "a leap of the clock counted as silence of a daemon"),
     (469, "a write to be tried again soon was to be tried in a month after the clock went back"),
     (822, "a setback that seemed to be still to come was never over"),
+    (
+        872,
+        "a rescue that was done and reported as failed did not count, and the cache was given up or taken back again",
+    ),
     (1485, "the checker took a copy for forgotten that was gone from the host, when its row was still on the disk"),
     (1514, "a daemon whose adoption could not be recorded was answered with a number that was no run's"),
+    (
+        1628,
+        "the checker wanted a volume in a rebuilt database that landed when the host had been looked through already",
+    ),
     (1810, "leases that were given after a wait for the disk, in which the clock had leapt, were forgotten"),
+    (2262, "the model dated a stop by when the host took it up, and the daemon's word before it had grown old by then"),
     (2286, "the checker gave a lease back that was over when its copy went, because a start found an earlier clock"),
     (3169, "the checker gave a lease back what a start had taken from it, because the clock went back later"),
     (3267, "as 1810, with a leap of another length"),

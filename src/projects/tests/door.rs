@@ -5,6 +5,7 @@ use kiln_domain::admission::HostLoad;
 use kiln_domain::settings::Rule;
 
 use super::heart::{short_wait, spec_of};
+use super::past::events;
 use super::*;
 
 #[tokio::test]
@@ -126,4 +127,15 @@ async fn a_project_of_which_nothing_came_is_not_kept() {
         async |bench: &Bench| bench.projects.route(spec_of(1), RouteOptions::default()).await.map(deliver).is_ok();
     bench.until("there is room again", async |bench| routed(bench).await).await;
     assert_eq!(known(&bench).await, 1);
+}
+
+#[tokio::test]
+async fn a_refused_connection_is_told_of_at_its_project_and_not_again_at_once() {
+    let bench = Bench::new(ModelEffects::default());
+    let _build = bench.route().await;
+    for why in ["its disk is full", "its disk is still full"] {
+        bench.projects.turned_away(&key(), why);
+    }
+    let told = "a connection was refused: its disk is full";
+    bench.until("it is told", async |b| events(b, "connection-refused").await == [told]).await;
 }

@@ -34,7 +34,7 @@ pub(super) async fn untrusted(bench: &Bench, pull_request: Option<&str>) -> Resu
     routed.expect("an answer in time").map(deliver)
 }
 
-async fn events(bench: &Bench, kind: &str) -> Vec<String> {
+pub(super) async fn events(bench: &Bench, kind: &str) -> Vec<String> {
     let (_, events) = bench.projects.why(&key()).await.expect("explained");
     events.into_iter().filter(|event| event.kind == kind).map(|event| event.text).collect()
 }
@@ -165,6 +165,44 @@ async fn a_damaged_cache_goes_back_by_itself_and_whoever_waits_gets_the_daemon()
     assert_eq!(bench.steps().iter().filter(|step| matches!(step, Step::Rollback(_))).count(), 1);
     let told = "was damaged (panic: page 3 already freed)";
     bench.until("it is told", async |b| events(b, "rollback").await.concat().contains(told)).await;
+}
+
+/// It was done, and nobody was told: what it is now is not taken for damaged, and goes back no second time within the hour.
+#[tokio::test]
+async fn a_rescue_that_seemed_to_fail_is_not_done_again_and_counts() {
+    let bench = bench_with(Policy { history: HistoryPolicy { every: Duration::ZERO, ..eager().history }, ..policy() });
+    build(&bench).await;
+    let good = Snapshot { name: FIRST, taken: Timestamp::EPOCH, verdict: Verdict::Good, bytes: None };
+    bench.effects.set_snapshots(&key(), vec![good]);
+    bench.projects.stop(&key(), false).await.expect("stopped");
+    bench.effects.damage(&key(), "invalid database");
+    bench.effects.set_mood(Mood::Lossy(Step::Rollback(FIRST)));
+    bench.try_route().await.expect_err("the answer is lost");
+    bench.effects.set_mood(Mood::Obedient);
+    build(&bench).await;
+    assert_eq!(bench.count(Step::Rollback(FIRST)), 1, "a daemon opens it");
+    bench.until("it is told", async |b| events(b, "rollback").await.concat().contains("(invalid database)")).await;
+    bench.projects.stop(&key(), false).await.expect("stopped");
+    bench.effects.damage(&key(), "invalid database");
+    let error = bench.try_route().await.expect_err("refused").to_string();
+    assert!(error.contains("going back did not help"), "{error}");
+    assert_eq!(bench.count(Step::Rollback(FIRST)), 1);
+}
+
+/// It was not done: the next start says so again, and whoever waits for it is served.
+#[tokio::test]
+async fn a_rescue_that_failed_is_tried_again_when_a_daemon_says_so_again() {
+    let bench = bench_with(Policy { history: HistoryPolicy { every: Duration::ZERO, ..eager().history }, ..policy() });
+    build(&bench).await;
+    let good = Snapshot { name: FIRST, taken: Timestamp::EPOCH, verdict: Verdict::Good, bytes: None };
+    bench.effects.set_snapshots(&key(), vec![good]);
+    bench.projects.stop(&key(), false).await.expect("stopped");
+    bench.effects.damage(&key(), "invalid database");
+    bench.effects.set_mood(Mood::Failing(Step::Rollback(FIRST)));
+    bench.try_route().await.expect_err("it fails");
+    bench.effects.set_mood(Mood::Obedient);
+    assert!(bench.route().await.ready);
+    assert_eq!(bench.count(Step::Rollback(FIRST)), 1, "done once, and tried twice");
 }
 
 /// What an admin does by hand is not what Kiln does by itself at most once an hour.

@@ -81,9 +81,8 @@ impl Worker {
 
     pub(super) async fn take_in(&mut self, outcome: Outcome, took: Duration) {
         self.measure(&outcome, took);
-        if let Outcome::Performed(Step::Rollback(_), Err(_)) = &outcome {
-            // It may have been done, or will be: which snapshots there are is to be asked anew before one is given up.
-            self.snapshots = None;
+        if let Outcome::Performed(Step::Rollback(to), Err(_)) = &outcome {
+            self.note_unclear_rollback(*to);
         }
         match outcome {
             // It may be out of date already.
@@ -170,7 +169,7 @@ impl Worker {
             (Step::AdoptInstance, _) => self.forget_run(),
             (Step::CreateVolume, _) => self.note_new_cache(),
             (Step::AwaitServing, _) => {
-                (self.damage, self.room.full) = (None, false);
+                self.room.full = false;
                 self.note_probe(Probed { answered: true, cpu: None });
             }
             (_, Done::Snapshots { all, taken }) => self.note_snapshots(step, all, *taken),
@@ -225,6 +224,7 @@ impl Worker {
         if probed.answered {
             self.run.first_answer = FirstAnswer::Given;
             self.run.gave_up_on = None;
+            self.note_opened();
         }
     }
 

@@ -43,6 +43,7 @@ use kiln_domain::plan::{
     Demand, InstanceSeen, Observed, Past, Place, Reason, Room, Setbacks, Situation, StopWish, VolumeSeen,
 };
 use kiln_domain::{Key, Lease, Phase, Plan, ProjectRecord, Settings, Snapshot, Step, Timestamp, plan};
+use past::Damage;
 use run::{FirstAnswer, Run};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -107,8 +108,7 @@ pub(super) struct Worker {
     thinners: Vec<Thinner>,
     /// What there is to go back to; `None`: nobody has looked.
     snapshots: Option<Vec<Snapshot>>,
-    /// What a daemon said that could not open the cache.
-    damage: Option<String>,
+    damage: Option<Damage>,
     /// What the last step was begun for.
     cause: Cause,
     room: Room,
@@ -458,7 +458,8 @@ impl Worker {
             place: self.place,
             past: Past {
                 snapshots: self.snapshots.as_deref(),
-                damage: self.damage.as_deref(),
+                damage: self.damage.as_ref().map(|damage| damage.says.as_str()),
+                unclear: self.damage.as_ref().is_some_and(|damage| damage.unclear.is_some()),
                 cheap: self.shared.effects.snapshots_are_cheap(),
                 on_trial: self.shared.trials.under_way(&self.key),
                 thin: self.thinners.iter().map(|thinner| thinner.keep).min_by_key(|keep| (keep.keep, keep.keep_for)),

@@ -15,6 +15,14 @@ use super::{Cause, Occasion, Thinner, Worker};
 /// Before anything about the past is tried again that failed.
 pub(super) const UPKEEP_AGAIN: Duration = Duration::from_mins(5);
 
+/// Of a cache.
+pub(super) struct Damage {
+    /// What a daemon said that could not open it.
+    pub(super) says: String,
+    /// A way back from it since, of which nobody knows whether it was gone: where to, and for what.
+    pub(super) unclear: Option<(SnapshotName, Cause)>,
+}
+
 impl Worker {
     pub(super) fn note_snapshots(&mut self, step: Step, all: &[Snapshot], taken: bool) {
         self.snapshots = Some(all.to_vec());
@@ -44,18 +52,37 @@ impl Worker {
         self.snapshots = None;
         let text = match self.damage.take() {
             // Whoever asked for it by hand may ask as often as they like: it takes nothing from what Kiln does by itself.
-            Some(damage) if self.cause == Cause::Rescue => {
-                self.record.cache.rescued = Some(self.now());
-                self.shared.metrics.daemon_at_fault(crate::metrics::Fault::CacheDamaged);
-                tracing::error!(key = %self.key, %to, damage, "its cache was damaged and has gone back to a snapshot");
-                format!("its cache was damaged ({damage}) and has gone back to {to}; the damaged one is in the trash")
-            }
+            Some(Damage { says, .. }) if self.cause == Cause::Rescue => self.note_rescue(to, &says),
             _ => format!("its cache has gone back to {to}; what it was is in the trash"),
         };
         drop(self.shared.store.save_project(&self.record, Some(self.event("rollback", text))));
         self.answer_wishes(|wish| matches!(wish, StopWish::Rollback(wanted) if wanted == to), &Ok(()));
         // What the daemon was told of its cache may not be so any more.
         self.something_happened(Occasion::Event);
+    }
+
+    /// What the journal is to say of it.
+    fn note_rescue(&mut self, to: SnapshotName, damage: &str) -> String {
+        self.record.cache.rescued = Some(self.now());
+        self.shared.metrics.daemon_at_fault(crate::metrics::Fault::CacheDamaged);
+        tracing::error!(key = %self.key, %to, damage, "its cache was damaged and has gone back to a snapshot");
+        format!("its cache was damaged ({damage}) and has gone back to {to}; the damaged one is in the trash")
+    }
+
+    /// It may have been done, or will be: what is there now may not be what was known of it.
+    pub(super) fn note_unclear_rollback(&mut self, to: SnapshotName) {
+        // Which there are is to be asked anew before one is given up.
+        self.snapshots = None;
+        if let Some(damage) = &mut self.damage {
+            damage.unclear.get_or_insert((to, self.cause));
+        }
+    }
+
+    /// A daemon answers, so it could open the cache. If Kiln had begun to take that back, it has gone back, and counts as taken back.
+    pub(super) fn note_opened(&mut self) {
+        let Some(Damage { says, unclear: Some((to, Cause::Rescue)) }) = self.damage.take() else { return };
+        let text = self.note_rescue(to, &says);
+        drop(self.shared.store.save_project(&self.record, Some(self.event("rollback", text))));
     }
 
     /// What is known of the cache before is not about this one.
@@ -117,7 +144,9 @@ impl Worker {
     /// True: a way back may help, and whoever waits for the daemon waits on.
     pub(super) fn note_damage(&mut self, error: &EffectError) -> bool {
         let Some(damage) = error.damage() else { return false };
-        let already = self.damage.replace(damage.clone()).is_some();
+        let fresh = Damage { says: damage.clone(), unclear: None };
+        // What was found after a way back is news: that was not gone, or did not help.
+        let already = self.damage.replace(fresh).is_some_and(|before| before.unclear.is_none());
         if !already {
             tracing::error!(key = %self.key, damage, "no daemon can open its cache");
             self.log_event(self.event("cache-damaged", error.in_words()));

@@ -250,8 +250,9 @@ fn bring_up(situation: &Situation<'_>, need: Reason) -> Plan {
 /// A cache that no daemon can open goes back to its newest good snapshot, once: what fails again has another cause.
 fn rescue(situation: &Situation<'_>) -> Option<Plan> {
     let Situation { record, observed, past, now, .. } = *situation;
-    // Where there is none, an empty one is on its way, and it was the cache that was damaged.
-    let damage = past.damage.filter(|_| observed.volume == VolumeSeen::Ready)?.to_owned();
+    // Where there is none, an empty one is on its way, and it was the cache that was damaged. What may have gone back is not taken for
+    // damaged before a daemon says so again.
+    let damage = past.damage.filter(|_| observed.volume == VolumeSeen::Ready && !past.unclear)?.to_owned();
     let Some(snapshots) = past.snapshots else {
         let reason = Reason::Damaged { damage, tried: false };
         return Some(Plan::step(Phase::Provisioning, Step::ListSnapshots, reason));

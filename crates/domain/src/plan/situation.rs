@@ -114,6 +114,8 @@ pub struct Past<'a> {
     pub snapshots: Option<&'a [Snapshot]>,
     /// What a daemon said that could not open the cache.
     pub damage: Option<&'a str>,
+    /// A way back from that was begun, and nobody knows whether it was gone: the next start tells.
+    pub unclear: bool,
     /// Whether a snapshot costs next to nothing, and can be taken while the daemon runs. Where it is a copy of everything, none
     /// is taken but by hand.
     pub cheap: bool,

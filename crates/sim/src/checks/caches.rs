@@ -90,8 +90,12 @@ impl Check for NoCacheIsLost {
 /// K5: whatever the host has of a project is found again when the database is lost.
 pub(super) struct TheHostIsTheTruth {
     cast: Cast,
-    volumes: BTreeSet<Project>,
-    instances: BTreeSet<Project>,
+    there: Objects,
+    /// What landed on the host for a kilnd whose database is lost, when the next one may have looked through the host already: nobody
+    /// knows of it before its project is asked for again, or it is looked for anew.
+    late: Objects,
+    /// Projects that something was done for since a kilnd began with a new database; `None`: none has, since it was lost if it was.
+    known: Option<BTreeSet<Project>>,
     /// The database was lost, and is not known to be whole again.
     lost: bool,
     /// The host could not be looked through, or the disk not be written to, in this life.
@@ -100,17 +104,51 @@ pub(super) struct TheHostIsTheTruth {
     disk_stalls_until: u64,
 }
 
+#[derive(Default)]
+struct Objects {
+    volumes: BTreeSet<Project>,
+    instances: BTreeSet<Project>,
+}
+
 impl TheHostIsTheTruth {
     pub(super) fn new(cast: Cast) -> Self {
-        let (volumes, instances) = (BTreeSet::new(), BTreeSet::new());
+        let (there, late) = Default::default();
         let (lost, hindered, disk_full, disk_stalls_until) = (false, false, false, 0);
-        Self { cast, volumes, instances, lost, hindered, disk_full, disk_stalls_until }
+        Self { cast, there, late, known: None, lost, hindered, disk_full, disk_stalls_until }
+    }
+
+    fn of(&mut self, project: Project) -> &mut Objects {
+        let is_late = self.known.as_ref().is_some_and(|known| !known.contains(&project));
+        if is_late { &mut self.late } else { &mut self.there }
+    }
+
+    /// It has its record, so all that is there of it is its own.
+    fn is_known(&mut self, project: Project) {
+        if let Some(known) = &mut self.known
+            && known.insert(project)
+        {
+            self.there.volumes.extend(self.late.volumes.take(&project));
+            self.there.instances.extend(self.late.instances.take(&project));
+        }
+    }
+
+    fn database_lost(&mut self) {
+        (self.lost, self.known) = (true, None);
+        self.there.volumes.append(&mut self.late.volumes);
+        self.there.instances.append(&mut self.late.instances);
+    }
+
+    fn kilnd_started(&mut self, entry: &Entry) {
+        self.hindered = self.disk_full || entry.at < self.disk_stalls_until;
+        if self.lost {
+            self.known.get_or_insert_default();
+        }
     }
 
     fn all_are_in(&self, projects: &[Project]) -> Result<(), String> {
         // What is only a copy has nothing to lose: it goes, and the end of a schedule asks for that.
         let is_somebody = |project: &&Project| !self.cast.is_derived(**project);
-        let mut all = self.volumes.union(&self.instances).filter(is_somebody);
+        let mut all = self.there.volumes.union(&self.there.instances).filter(is_somebody);
         match all.find(|project| !projects.contains(project)) {
             Some(missing) => Err(format!("{missing} is on the host and was not found again")),
             None => Ok(()),
@@ -125,14 +163,22 @@ impl Check for TheHostIsTheTruth {
 
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
         match &entry.fact {
-            Fact::VolumeMade { project, .. } | Fact::Cloned { project, .. } | Fact::Restored { project, .. } => {
-                self.volumes.insert(*project);
+            Fact::Op { project, .. } => self.is_known(*project),
+            Fact::Restored { project, .. } => drop(self.there.volumes.insert(*project)),
+            Fact::VolumeMade { project, .. } | Fact::Cloned { project, .. } => {
+                self.of(*project).volumes.insert(*project);
             }
-            Fact::Discarded { project, .. } | Fact::Freed { project, .. } => drop(self.volumes.remove(project)),
-            Fact::InstanceMade { project } => drop(self.instances.insert(*project)),
-            Fact::InstanceDestroyed { project } => drop(self.instances.remove(project)),
-            Fact::DatabaseLost => self.lost = true,
-            Fact::KilndStarted { .. } => self.hindered = self.disk_full || entry.at < self.disk_stalls_until,
+            Fact::Discarded { project, .. } | Fact::Freed { project, .. } => {
+                self.there.volumes.remove(project);
+                self.late.volumes.remove(project);
+            }
+            Fact::InstanceMade { project } => drop(self.of(*project).instances.insert(*project)),
+            Fact::InstanceDestroyed { project } => {
+                self.there.instances.remove(project);
+                self.late.instances.remove(project);
+            }
+            Fact::DatabaseLost => self.database_lost(),
+            Fact::KilndStarted { .. } => self.kilnd_started(entry),
             Fact::Fault("look failed" | "look hung") => self.hindered = true,
             Fact::Fault("disk stalled") => {
                 (self.disk_stalls_until, self.hindered) = (entry.at + LONGEST_STALL, true);

@@ -129,8 +129,7 @@ impl ThePastIsTrue {
             return Err(format!("{project} was taken back to {to} by Kiln itself, and that is not known to be good"));
         }
         if !damaged {
-            let why = format!("{project} was taken back to {to}, and nobody had asked, and it was not damaged");
-            return if again { Ok(()) } else { Err(why) };
+            return Err(format!("{project} was taken back to {to}, and nobody had asked, and it was not damaged"));
         }
         if let Some(last) = last.filter(|last| !again && entry.at - last < RESCUE_AGAIN) {
             return Err(format!("{project} was taken back by Kiln itself again after {} s", (entry.at - last) / 1000));

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use super::host::{Files, Instance, limits, marks};
 use super::{Due, Sim, World};
 use crate::config::SECOND;
-use crate::history::Fact;
+use crate::history::{Fact, Incarnation};
 
 /// An operation that was asked for.
 #[derive(Debug, Clone)]
@@ -113,12 +113,14 @@ impl Sim {
             let project = world.project(&key);
             world.record(Fact::FreeBegan { project });
         }
+        // What kilnd decides it has decided now, however long the host lets it wait for its turn. Also if kilnd dies meanwhile: what
+        // it has asked for may be done without it.
+        let meant = self.world().stop_begins(&op, None);
         self.take_turn(&key).await;
         let mut flight = Flight { sim: self.clone(), key: key.clone(), op: Some(op) };
         let (fate, before, after) = self.world().fate_of(&key, step);
-        // Also if kilnd dies now: what it has asked for may be done without it.
-        if let (Step::StopInstance(how), Some(op)) = (step, &flight.op) {
-            self.world().stop_begins(op, how);
+        if let Some(op) = &flight.op {
+            self.world().stop_begins(op, meant);
         }
         if fate == Fate::CrashBefore {
             self.crash().await;
@@ -260,12 +262,16 @@ impl World {
         }
     }
 
-    fn stop_begins(&mut self, op: &Op, how: Stop) {
+    /// Of the daemon that runs, unless it is the one that was `meant` before. It tells which that is.
+    fn stop_begins(&mut self, op: &Op, meant: Option<Incarnation>) -> Option<Incarnation> {
+        let Step::StopInstance(how) = op.step else { return None };
         let project = self.project(&op.record.key);
-        if let Some(incarnation) = self.daemon(project).map(|daemon| daemon.incarnation) {
+        let incarnation = self.daemon(project)?.incarnation;
+        if meant != Some(incarnation) {
             let (force, phase) = (how == Stop::Force, op.record.phase.name());
             self.record(Fact::StopBegan { project, incarnation, force, phase });
         }
+        Some(incarnation)
     }
 
     fn apply_half(&mut self, op: &Op) {

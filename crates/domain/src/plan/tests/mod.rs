@@ -85,6 +85,7 @@ struct Case {
     room_wanted: bool,
     snapshots: Option<Vec<Snapshot>>,
     damage: Option<&'static str>,
+    unclear: bool,
     cheap: bool,
     on_trial: Option<SnapshotName>,
     thin: Option<HistoryPolicy>,
@@ -116,6 +117,7 @@ impl Case {
             room_wanted: false,
             snapshots: None,
             damage: None,
+            unclear: false,
             cheap: false,
             on_trial: None,
             thin: None,
@@ -157,6 +159,7 @@ impl Case {
             past: Past {
                 snapshots: self.snapshots.as_deref(),
                 damage: self.damage,
+                unclear: self.unclear,
                 cheap: self.cheap,
                 thin: self.thin,
                 on_trial: self.on_trial,

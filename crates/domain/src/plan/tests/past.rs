@@ -97,6 +97,8 @@ fn a_cache_that_no_daemon_opens_goes_back_once() {
     assert_eq!(case.step(), Some(Step::Rollback(SnapshotName::new(2))), "another time is another damage");
     let nothing = damaged(Some(vec![snapshot(3, Verdict::Unchecked)])).plan();
     assert!(matches!(nothing.reason, Reason::Damaged { tried: false, .. }), "{:?}", nothing.reason);
+    let unclear = Case { unclear: true, ..damaged(Some(vec![snapshot(1, Verdict::Good)])) };
+    assert_eq!(unclear.step(), Some(Step::StartInstance), "it may have gone back already");
     let mut gone = damaged(Some(Vec::new()));
     gone.observed.volume = VolumeSeen::Absent;
     assert_eq!(gone.step(), Some(Step::CreateVolume), "what was damaged is not there any more");
