@@ -110,6 +110,11 @@ impl Sim {
     pub(super) async fn carry_out(&self, life: u32, op: Op) -> Result<Done, EffectError> {
         self.alive(life).await;
         let (key, step) = (op.record.key.clone(), op.step);
+        if step == Step::DestroyVolume {
+            let mut world = self.world();
+            let project = world.project(&key);
+            world.record(Fact::FreeBegan { project });
+        }
         // What kilnd decides it has decided now, however long the host lets it wait for its turn. Also if kilnd dies meanwhile: what
         // it has asked for may be done without it.
         let meant = self.world().stop_begins(&op, None);
@@ -365,7 +370,8 @@ impl World {
             return Err(refused(step, key, "its volume is missing"));
         }
         if let Some(instance) = self.host.instances.get(key) {
-            let equal = !instance.half_made && instance.limits == limits(settings) && instance.image == self.host.image;
+            let whole = !instance.half_made && instance.is_where(record);
+            let equal = whole && instance.limits == limits(settings) && instance.image == self.host.image;
             return if equal { Ok(()) } else { Err(refused(step, key, "another one of that name is there")) };
         }
         let instance = Instance::new(record, settings, self.host.image);
@@ -386,7 +392,8 @@ impl World {
                 self.record(Fact::Wrong { invariant: "K4", why });
                 return Err(refused(step, key, "it is half-made"));
             }
-            None => match self.host.volumes.get(key) {
+            None if !instance.is_where(record) => return Err(refused(step, key, "its address is another")),
+            None => match self.host.volumes.get_mut(key) {
                 None => return Err(refused(step, key, "its volume is missing")),
                 Some(volume) if volume.foreign || volume.properties.get("key") != marks(record).get("key") => {
                     let why = format!("{project}'s daemon was started on somebody else's volume");
@@ -398,7 +405,10 @@ impl World {
                     let what = "a blob of it has changed".to_owned();
                     return Err(EffectError::Damaged { key: key.clone(), what });
                 }
-                Some(_) => self.start_daemon(key),
+                Some(volume) => {
+                    volume.properties = marks(record);
+                    self.start_daemon(key)
+                }
             },
         };
         let generation = record.generation.get();
