@@ -21,7 +21,7 @@ use super::heart::{A_MOMENT, VerbError};
 use crate::clock::{Clock as _, SystemClock};
 use crate::identity::oidc::Refusal;
 use crate::identity::{Caller, IdentifyError, Source};
-use crate::store::NewEvent;
+use crate::store::{NewEvent, Store};
 
 /// What an endpoint is asked of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,6 +146,8 @@ impl From<Denied> for Refused {
 #[derive(Debug, Clone)]
 pub(super) struct Asker {
     pub(super) caller: Caller,
+    source: Source,
+    shown: Vec<HeaderValue>,
     /// It showed something, and that was refused: to whom a lease's token is enough, this says why nothing else is.
     pub(super) refused: Option<Arc<IdentifyError>>,
 }
@@ -158,6 +160,15 @@ impl Asker {
     /// Whoever presses `force` cuts off others.
     pub(super) fn may_force(&self, force: bool) -> Result<(), Denied> {
         if force { self.may(Verb::Force, Target::Host) } else { Ok(()) }
+    }
+
+    /// Whether the same request would be let through now: a token ends, and is revoked, while its holder reads on.
+    pub(super) async fn still_may(&self, api: &Api, verb: Verb, key: Option<&Key>) -> bool {
+        let asker = identify(api, self.source, &self.shown).await;
+        match key {
+            None => asker.may(verb, Target::Host).is_ok(),
+            Some(key) => of_key(api, verb, key.as_str(), &asker).await.is_ok_and(|decided| decided.is_ok()),
+        }
     }
 
     /// Of a stranger, for whom a lease's token was no proof either.
@@ -188,12 +199,11 @@ pub(super) async fn let_through(State(api): State<Api>, mut request: Request, ne
     if let Err(refused) = check(&api, endpoint, key.as_deref(), &asker).await {
         return refused.answer(&uri);
     }
-    let who = asker.caller.who.clone();
+    let audit = endpoint.is_audited().then(|| Audit::begin(&api, endpoint.verb, key.as_deref(), &asker.caller.who));
     request.extensions_mut().insert(asker);
     let answer = next.run(request).await;
-    // What was refused changed nothing; what failed may have.
-    if endpoint.is_audited() && !answer.status().is_client_error() {
-        note(&api, endpoint.verb, key.as_deref(), who, answer.status());
+    if let Some(audit) = audit {
+        audit.end(answer.status());
     }
     answer
 }
@@ -210,7 +220,8 @@ async fn admit(
         api.limits.may_prove(source)?;
     }
     let asker = identify(api, source, shown).await;
-    if !is_free {
+    // Who showed something that does not count is told why, and was counted for it.
+    if !is_free && asker.refused.is_none() {
         api.limits.may_ask(&asker.caller, source)?;
     }
     Ok(asker)
@@ -253,8 +264,11 @@ impl Endpoint {
 /// One who shows something that does not count is refused, but where nothing has to be shown.
 async fn identify(api: &Api, source: Source, shown: &[HeaderValue]) -> Asker {
     match api.callers.identify(source, shown.iter().map(HeaderValue::as_bytes)).await {
-        Ok(caller) => Asker { caller, refused: None },
-        Err(error) => Asker { caller: Caller::stranger("nobody who could be told"), refused: Some(Arc::new(error)) },
+        Ok(caller) => Asker { caller, source, shown: shown.to_vec(), refused: None },
+        Err(error) => {
+            let caller = Caller::stranger("nobody who could be told");
+            Asker { caller, source, shown: shown.to_vec(), refused: Some(Arc::new(error)) }
+        }
     }
 }
 
@@ -316,13 +330,42 @@ fn key_in(uri: &Uri, matched: &str, of: Of) -> Option<String> {
     }
 }
 
-/// In the journal of the host and in the log. Nobody waits for it.
-fn note(api: &Api, verb: Verb, key: Option<&str>, who: String, status: StatusCode) {
-    let key = key.and_then(|key| key.parse::<Key>().ok());
-    let came = if status.is_success() { "done".to_owned() } else { format!("answered {}", status.as_u16()) };
-    tracing::info!(who, verb = verb.name(), key = key.as_ref().map(Key::as_str), status = status.as_u16(), "asked");
-    let text = format!("{who} asked to {verb}: {came}");
-    drop(api.journal.record(NewEvent::new(SystemClock.now(), key.as_ref(), "audit", text).by(who)));
+/// Who asked for what: in the journal and in the log when it is dropped, so also of one who hung up before the answer, for whom it
+/// is carried out all the same.
+struct Audit {
+    journal: Store,
+    verb: Verb,
+    key: Option<Key>,
+    who: String,
+    /// `None`: nobody waited for it.
+    status: Option<StatusCode>,
+}
+
+impl Audit {
+    fn begin(api: &Api, verb: Verb, key: Option<&str>, who: &str) -> Self {
+        let key = key.and_then(|key| key.parse().ok());
+        Self { journal: api.journal.clone(), verb, key, who: who.to_owned(), status: None }
+    }
+
+    fn end(mut self, status: StatusCode) {
+        self.status = Some(status);
+    }
+}
+
+impl Drop for Audit {
+    fn drop(&mut self) {
+        let came = match self.status {
+            // What was refused changed nothing; what failed may have.
+            Some(status) if status.is_client_error() => return,
+            Some(status) if status.is_success() => "done".to_owned(),
+            Some(status) => format!("answered {}", status.as_u16()),
+            None => "hung up before it was answered".to_owned(),
+        };
+        let (who, verb, key) = (&self.who, self.verb, self.key.as_ref());
+        tracing::info!(who, verb = verb.name(), key = key.map(Key::as_str), came, "asked");
+        let text = format!("{who} asked to {verb}: {came}");
+        drop(self.journal.record(NewEvent::new(SystemClock.now(), key, "audit", text).by(who.clone())));
+    }
 }
 
 #[cfg(test)]

@@ -51,10 +51,15 @@ impl From<Denied> for PlainError {
     }
 }
 
+impl From<Refused> for JsonError {
+    fn from(refused: Refused) -> Self {
+        Self { retry_after: refused.retry_after(), ..Self::new(refused.status(), refused.text()) }
+    }
+}
+
 impl From<Denied> for JsonError {
     fn from(denied: Denied) -> Self {
-        let refused = Refused::from(denied);
-        Self::new(refused.status(), refused.text())
+        Refused::from(denied).into()
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! Memory is bounded: of more names than [`MOST`] those are forgotten that have not asked lately, and if all have, new ones wait.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -54,6 +54,8 @@ pub(super) struct Limits<C: Clock = DefaultClock> {
     strangers: Limiter<IpAddr, C>,
     /// Tokens that have to be looked at before it is known whose they are.
     proofs: Limiter<IpAddr, C>,
+    /// The same from this host, behind whose proxy there may be many.
+    nearby: Limiter<IpAddr, C>,
     clock: C,
 }
 
@@ -71,6 +73,7 @@ impl<C: Clock + Clone> Limits<C> {
             untrusted: RateLimiter::dashmap_with_clock(quota(rates.untrusted), clock.clone()),
             strangers: RateLimiter::dashmap_with_clock(quota(rates.strangers), clock.clone()),
             proofs: RateLimiter::dashmap_with_clock(quota(rates.builds), clock.clone()),
+            nearby: RateLimiter::dashmap_with_clock(quota(rates.builds.saturating_mul(NEARBY)), clock.clone()),
             clock,
         }
     }
@@ -78,17 +81,16 @@ impl<C: Clock + Clone> Limits<C> {
     /// Before a token is looked at. The error: when to come again.
     pub(super) fn may_prove(&self, source: Source) -> Result<(), Duration> {
         match source {
-            Source::Tcp(address) if !address.to_canonical().is_loopback() => {
-                self.take(&self.proofs, &source_of(address))
-            }
-            _ => Ok(()),
+            Source::Tcp(address) if address.to_canonical().is_loopback() => self.take(&self.nearby, &place(address)),
+            Source::Tcp(address) => self.take(&self.proofs, &place(address)),
+            Source::Socket { .. } => Ok(()),
         }
     }
 
     pub(super) fn may_ask(&self, caller: &Caller, source: Source) -> Result<(), Duration> {
         match (&caller.standing, source) {
             (Standing::Admin | Standing::Operator(_), _) => Ok(()),
-            (Standing::Stranger, Source::Tcp(address)) => self.take(&self.strangers, &source_of(address)),
+            (Standing::Stranger, Source::Tcp(address)) => self.take(&self.strangers, &place(address)),
             (Standing::Stranger, Source::Socket { .. }) => self.take(&self.untrusted, &caller.who),
             (Standing::Holder { .. }, Source::Tcp(address))
                 if address.to_canonical().is_loopback() && caller.who == Caller::THIS_HOST =>
@@ -115,6 +117,14 @@ impl<C: Clock + Clone> Limits<C> {
         limiter.check_key(name).map_err(|early| early.wait_time_from(self.clock.now()))
     }
 }
+
+/// All of a host's own addresses are one.
+fn place(address: IpAddr) -> IpAddr {
+    if address.to_canonical().is_loopback() { Ipv4Addr::LOCALHOST.into() } else { source_of(address) }
+}
+
+/// A look at a token costs a quarter of a millisecond.
+const NEARBY: NonZeroU32 = rate(8);
 
 const TWICE: NonZeroU32 = rate(2);
 

@@ -146,12 +146,12 @@ pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
 async fn callers(config: &Config, store: &Store) -> Result<Callers, StartError> {
     let own = rustix::process::getuid().as_raw();
     let local = Local::new(config.local_grants()?, own, Arc::new(SystemAccounts));
-    let known = store.tokens().await.map_err(StartError::Tokens)?;
-    let tokens = Tokens::new(store.clone(), Arc::new(SystemClock), Arc::new(SystemEntropy::default()), known);
+    let tokens = Tokens::load(store.clone(), Arc::new(SystemClock), Arc::new(SystemEntropy::default()));
+    let tokens = tokens.await.map_err(StartError::Tokens)?;
     let loopback = match config.local.loopback {
         Some(config::Loopback::Builder) => Loopback::Builder,
         Some(config::Loopback::Nothing) => Loopback::Nothing,
-        None if config.identity.has_issuers() => Loopback::Nothing,
+        None if config.identity.proves_anything() => Loopback::Nothing,
         None => Loopback::UntilTokens,
     };
     let clock = Arc::new(SystemClock);

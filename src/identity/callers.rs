@@ -30,7 +30,7 @@ pub enum Loopback {
     /// Builds every repository.
     Builder,
     Nothing,
-    /// [`Loopback::Builder`] as long as there is no token that counts.
+    /// [`Loopback::Builder`] until the first token is given out.
     UntilTokens,
 }
 
@@ -97,7 +97,7 @@ impl Callers {
     pub fn of_one_user(store: Store) -> Self {
         let own = rustix::process::getuid().as_raw();
         let local = Local::new(Vec::new(), own, Arc::new(SystemAccounts));
-        let tokens = Tokens::new(store, Arc::new(SystemClock), Arc::new(SystemEntropy::default()), Vec::new());
+        let tokens = Tokens::new(store, Arc::new(SystemClock), Arc::new(SystemEntropy::default()));
         Self::new(local, tokens, Loopback::UntilTokens)
     }
 
@@ -134,7 +134,7 @@ impl Callers {
     pub fn trusts_loopback(&self) -> bool {
         match self.loopback {
             Loopback::Builder => true,
-            Loopback::UntilTokens => self.tokens.is_empty(),
+            Loopback::UntilTokens => !self.tokens.were_given(),
             Loopback::Nothing => false,
         }
     }

@@ -48,7 +48,7 @@ impl Door {
         let local = Local::new(Vec::new(), own, Arc::new(SystemAccounts));
         let (clock, entropy) =
             (Arc::new(crate::clock::SystemClock), Arc::new(crate::entropy::SystemEntropy::default()));
-        let tokens = Tokens::new(store.clone(), clock, entropy, Vec::new());
+        let tokens = Tokens::new(store.clone(), clock, entropy);
         let callers = Arc::new(Callers::new(local, tokens, loopback).with_forges(forges, None));
         let often = std::num::NonZeroU32::new(1000).expect("not zero");
         let rates = Rates { strangers: often, ..Rates::DEFAULT };
@@ -144,6 +144,9 @@ async fn a_program_of_this_host_may_build_until_there_are_tokens() {
     let made = door.token("builder", &["*"]).await;
     assert_eq!(door.ask(near(), &[], "POST", "/route", BODY).await.0, 401, "now there is something to show");
     assert_eq!(door.ask(near(), &[&made.token], "POST", "/route", BODY).await.0, 200);
+    let path = format!("/v1/tokens/{}", made.view.id);
+    assert_eq!(door.ask(own_source(), &[], "DELETE", &path, "").await.0, 204);
+    assert_eq!(door.ask(near(), &[], "POST", "/route", BODY).await.0, 401, "what was closed is not opened by an end");
 }
 
 #[tokio::test]
@@ -326,6 +329,47 @@ async fn who_changed_something_is_in_the_journal() {
     assert_eq!(asked.as_deref(), Some(who.as_str()));
 }
 
+/// It is carried out all the same, so it is told of all the same.
+#[tokio::test]
+async fn who_hangs_up_is_in_the_journal_too() {
+    let door = Door::new(Loopback::Nothing);
+    door.heart.hangs.store(true, Ordering::SeqCst);
+    let path = format!("/v1/projects/{OWN}/stop");
+    {
+        let asked = door.ask(own_source(), &[], "POST", &path, "");
+        tokio::select! {
+            answer = asked => panic!("it hangs: {answer:?}"),
+            () = door.heart.changed.notified() => {}
+        }
+    }
+    door.store.ping().await.expect("is written");
+    let told = door.store.events(0, 100).await.expect("reads");
+    assert!(told.iter().any(|event| event.kind == "audit" && event.text.contains("stop: hung up")), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_may_no_more_reads_on_for_seconds_only() {
+    let door = Door::new(Loopback::Nothing);
+    let made = door.token("operator", &[]).await;
+    let answer = door.answer(far(), &[&made.token], "GET", "/v1/events", "").await;
+    assert_eq!(answer.status(), 200);
+    let reading = tokio::spawn(to_bytes(answer.into_body(), 1 << 20));
+    // The clock stands still but for this: it is read on while the token counts.
+    for _ in 0..3 {
+        tokio::time::advance(Duration::from_secs(6)).await;
+        door.store
+            .record(crate::store::NewEvent::new(kiln_domain::Timestamp::EPOCH, None, "test", "x"))
+            .await
+            .expect("told");
+    }
+    assert!(!reading.is_finished());
+    let path = format!("/v1/tokens/{}", made.view.id);
+    assert_eq!(door.ask(own_source(), &[], "DELETE", &path, "").await.0, 204);
+    tokio::time::advance(Duration::from_secs(6)).await;
+    let read = reading.await.expect("no panic").expect("ended");
+    assert!(String::from_utf8_lossy(&read).contains("data:"));
+}
+
 /// A token that is over counts for nothing, on the second.
 #[tokio::test]
 async fn a_token_ends() {
@@ -338,7 +382,7 @@ async fn a_token_ends() {
     let (store, disk) = Store::in_memory().expect("opens");
     let clock = Arc::new(At(1_000_000.into()));
     let entropy = Arc::new(crate::entropy::SystemEntropy::default());
-    let tokens = Tokens::new(store, clock.clone(), entropy, Vec::new());
+    let tokens = Tokens::new(store, clock.clone(), entropy);
     let local = Local::new(Vec::new(), 0, Arc::new(SystemAccounts));
     let callers = Callers::new(local, tokens, Loopback::Nothing);
     let wanted = crate::identity::Wanted {

@@ -226,12 +226,18 @@ fn unavailable(why: &str) -> ForgeError {
     ForgeError::Unavailable { why: kiln_token::shown_within(why, 400), retry_after: Duration::from_secs(30) }
 }
 
+const MOST_OF_CREDENTIALS: u64 = 4096;
+
 /// F48: without the end of the line that editors put there.
 pub(super) fn credentials(path: &Path) -> Result<String, SetupError> {
     let read = |source| SetupError::Read { path: path.to_owned(), source };
     let wrong = |why| SetupError::Credentials { path: path.to_owned(), why };
-    let mode = std::fs::metadata(path).map_err(read)?.permissions().mode();
-    if mode & 0o077 != 0 {
+    let seen = std::fs::metadata(path).map_err(read)?;
+    // A pipe would be waited for, and a device has no end.
+    if !seen.is_file() || seen.len() > MOST_OF_CREDENTIALS {
+        return Err(wrong("is no file of at most 4 KiB"));
+    }
+    if seen.permissions().mode() & 0o077 != 0 {
         return Err(wrong("can be read by others: chmod 0600"));
     }
     let text = std::fs::read_to_string(path).map_err(read)?;
