@@ -6,6 +6,7 @@
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
@@ -18,8 +19,9 @@ use super::Api;
 use super::answers::{in_the_style_of, method_not_allowed, with_retry_after};
 use super::heart::{A_MOMENT, VerbError};
 use crate::clock::{Clock as _, SystemClock};
+use crate::identity::oidc::Refusal;
 use crate::identity::{Caller, IdentifyError, Source};
-use crate::store::NewEvent;
+use crate::store::{NewEvent, Store};
 
 /// What an endpoint is asked of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +47,7 @@ const fn endpoint(method: Method, path: &'static str, verb: Verb, of: Of) -> End
 }
 
 /// Whoever presses `force` needs [`Verb::Force`] beside.
-pub(super) static ENDPOINTS: [Endpoint; 30] = [
+pub(super) static ENDPOINTS: [Endpoint; 33] = [
     endpoint(Method::GET, "/healthz", Verb::Greet, Of::Host),
     endpoint(Method::GET, "/v1/openapi.json", Verb::Greet, Of::Host),
     endpoint(Method::GET, "/readyz", Verb::Watch, Of::Host),
@@ -65,6 +67,7 @@ pub(super) static ENDPOINTS: [Endpoint; 30] = [
     endpoint(Method::POST, "/v1/projects/{key}/rollback", Verb::RollBack, Of::Key),
     endpoint(Method::POST, "/v1/projects/{key}/reset", Verb::RollBack, Of::Key),
     endpoint(Method::GET, "/v1/caches", Verb::SeeHost, Of::Host),
+    endpoint(Method::GET, "/v1/connections", Verb::SeeHost, Of::Host),
     endpoint(Method::GET, "/v1/events", Verb::Follow, Of::KeyOrHost),
     endpoint(Method::GET, "/v1/orphans", Verb::SeeHost, Of::Host),
     endpoint(Method::POST, "/v1/orphans/adopt", Verb::Mend, Of::Host),
@@ -76,6 +79,8 @@ pub(super) static ENDPOINTS: [Endpoint; 30] = [
     endpoint(Method::GET, "/v1/tokens", Verb::Admit, Of::Host),
     endpoint(Method::POST, "/v1/tokens", Verb::Admit, Of::Host),
     endpoint(Method::DELETE, "/v1/tokens/{id}", Verb::Admit, Of::Host),
+    endpoint(Method::POST, "/v1/challenges", Verb::Challenge, Of::Host),
+    endpoint(Method::POST, "/v1/challenges/answer", Verb::Challenge, Of::Host),
 ];
 
 /// Why a request is not let through.
@@ -91,8 +96,12 @@ pub(super) enum Refused {
 impl Refused {
     pub(super) fn status(&self) -> StatusCode {
         match self {
-            Self::Identity(error) if error.is_lookup() => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Identity(_) | Self::Denied(Denied::Unproven { .. }) => StatusCode::UNAUTHORIZED,
+            Self::Identity(error) => match error.refusal() {
+                Refusal::Unproven => StatusCode::UNAUTHORIZED,
+                Refusal::NotListed => StatusCode::FORBIDDEN,
+                Refusal::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            },
+            Self::Denied(Denied::Unproven { .. }) => StatusCode::UNAUTHORIZED,
             Self::Denied(_) => StatusCode::FORBIDDEN,
             Self::Lookup(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -106,17 +115,24 @@ impl Refused {
         }
     }
 
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Lookup(error) => Some(error.retry_after().unwrap_or(A_MOMENT)),
+            Self::Identity(error) => match error.refusal() {
+                Refusal::Unavailable { retry_after } => Some(retry_after),
+                _ => None,
+            },
+            Self::Denied(_) => None,
+        }
+    }
+
     fn answer(&self, uri: &Uri) -> Response {
         let status = self.status();
         let mut answer = in_the_style_of(uri, status, &self.text());
         if status == StatusCode::UNAUTHORIZED {
             answer.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        let pause = match self {
-            Self::Lookup(error) => error.retry_after(),
-            _ => None,
-        };
-        with_retry_after(answer, pause.or((status == StatusCode::SERVICE_UNAVAILABLE).then_some(A_MOMENT)))
+        with_retry_after(answer, self.retry_after())
     }
 }
 
@@ -130,6 +146,8 @@ impl From<Denied> for Refused {
 #[derive(Debug, Clone)]
 pub(super) struct Asker {
     pub(super) caller: Caller,
+    source: Source,
+    shown: Vec<HeaderValue>,
     /// It showed something, and that was refused: to whom a lease's token is enough, this says why nothing else is.
     pub(super) refused: Option<Arc<IdentifyError>>,
 }
@@ -142,6 +160,15 @@ impl Asker {
     /// Whoever presses `force` cuts off others.
     pub(super) fn may_force(&self, force: bool) -> Result<(), Denied> {
         if force { self.may(Verb::Force, Target::Host) } else { Ok(()) }
+    }
+
+    /// Whether the same request would be let through now: a token ends, and is revoked, while its holder reads on.
+    pub(super) async fn still_may(&self, api: &Api, verb: Verb, key: Option<&Key>) -> bool {
+        let asker = identify(api, self.source, &self.shown).await;
+        match key {
+            None => asker.may(verb, Target::Host).is_ok(),
+            Some(key) => of_key(api, verb, key.as_str(), &asker).await.is_ok_and(|decided| decided.is_ok()),
+        }
     }
 
     /// Of a stranger, for whom a lease's token was no proof either.
@@ -162,22 +189,47 @@ pub(super) async fn let_through(State(api): State<Api>, mut request: Request, ne
         return method_not_allowed(uri).await;
     };
     let (source, shown) = (source_of(&request), bearers(request.headers()));
-    let asker = match identify(&api, source, &shown).await {
+    // A lease's token is a proof, too, and whatever a build showed for its route may be over by then (F15).
+    let by_lease = endpoint.takes_a_lease_s_token();
+    let asker = match admit(&api, source, &shown, by_lease, by_lease || endpoint.verb == Verb::Greet).await {
         Ok(asker) => asker,
-        Err(refused) => return refused.answer(&uri),
+        Err(pause) => return too_often(&uri, pause),
     };
     let key = key_in(&uri, path.as_str(), endpoint.of);
     if let Err(refused) = check(&api, endpoint, key.as_deref(), &asker).await {
         return refused.answer(&uri);
     }
-    let who = asker.caller.who.clone();
+    let audit = endpoint.is_audited().then(|| Audit::begin(&api, endpoint.verb, key.as_deref(), &asker.caller.who));
     request.extensions_mut().insert(asker);
     let answer = next.run(request).await;
-    // What was refused changed nothing; what failed may have.
-    if endpoint.is_audited() && !answer.status().is_client_error() {
-        note(&api, endpoint.verb, key.as_deref(), who, answer.status());
+    if let Some(audit) = audit {
+        audit.end(answer.status());
     }
     answer
+}
+
+/// Known, and within its measure. The error: when to come again.
+async fn admit(
+    api: &Api,
+    source: Source,
+    shown: &[HeaderValue],
+    by_lease: bool,
+    is_free: bool,
+) -> Result<Asker, Duration> {
+    if by_lease || !shown.is_empty() {
+        api.limits.may_prove(source)?;
+    }
+    let asker = identify(api, source, shown).await;
+    // Who showed something that does not count is told why, and was counted for it.
+    if !is_free && asker.refused.is_none() {
+        api.limits.may_ask(&asker.caller, source)?;
+    }
+    Ok(asker)
+}
+
+fn too_often(uri: &Uri, pause: Duration) -> Response {
+    let words = "rate limited: requests come faster than they may; see Retry-After";
+    with_retry_after(in_the_style_of(uri, StatusCode::TOO_MANY_REQUESTS, words), Some(pause))
 }
 
 fn endpoint_of(method: &Method, path: &str) -> Option<&'static Endpoint> {
@@ -197,18 +249,26 @@ impl Endpoint {
         self.path
     }
 
+    fn takes_a_lease_s_token(&self) -> bool {
+        matches!(self.verb, Verb::Release | Verb::Renew)
+    }
+
     /// What changes something and is told of by nobody else: what builds do is in the journal anyway.
     fn is_audited(&self) -> bool {
-        self.method != Method::GET && !matches!(self.verb, Verb::Route | Verb::Prewarm | Verb::Release | Verb::Renew)
+        let is_a_build_s =
+            matches!(self.verb, Verb::Route | Verb::Prewarm | Verb::Release | Verb::Renew | Verb::Challenge);
+        self.method != Method::GET && !is_a_build_s
     }
 }
 
 /// One who shows something that does not count is refused, but where nothing has to be shown.
-async fn identify(api: &Api, source: Source, shown: &[HeaderValue]) -> Result<Asker, Refused> {
+async fn identify(api: &Api, source: Source, shown: &[HeaderValue]) -> Asker {
     match api.callers.identify(source, shown.iter().map(HeaderValue::as_bytes)).await {
-        Ok(caller) => Ok(Asker { caller, refused: None }),
-        Err(error) if error.is_lookup() => Err(Refused::Identity(Arc::new(error))),
-        Err(error) => Ok(Asker { caller: Caller::stranger("refused"), refused: Some(Arc::new(error)) }),
+        Ok(caller) => Asker { caller, source, shown: shown.to_vec(), refused: None },
+        Err(error) => {
+            let caller = Caller::stranger("nobody who could be told");
+            Asker { caller, source, shown: shown.to_vec(), refused: Some(Arc::new(error)) }
+        }
     }
 }
 
@@ -270,13 +330,42 @@ fn key_in(uri: &Uri, matched: &str, of: Of) -> Option<String> {
     }
 }
 
-/// In the journal of the host and in the log. Nobody waits for it.
-fn note(api: &Api, verb: Verb, key: Option<&str>, who: String, status: StatusCode) {
-    let key = key.and_then(|key| key.parse::<Key>().ok());
-    let came = if status.is_success() { "done".to_owned() } else { format!("answered {}", status.as_u16()) };
-    tracing::info!(who, verb = verb.name(), key = key.as_ref().map(Key::as_str), status = status.as_u16(), "asked");
-    let text = format!("{who} asked to {verb}: {came}");
-    drop(api.journal.record(NewEvent::new(SystemClock.now(), key.as_ref(), "audit", text).by(who)));
+/// Who asked for what: in the journal and in the log when it is dropped, so also of one who hung up before the answer, for whom it
+/// is carried out all the same.
+struct Audit {
+    journal: Store,
+    verb: Verb,
+    key: Option<Key>,
+    who: String,
+    /// `None`: nobody waited for it.
+    status: Option<StatusCode>,
+}
+
+impl Audit {
+    fn begin(api: &Api, verb: Verb, key: Option<&str>, who: &str) -> Self {
+        let key = key.and_then(|key| key.parse().ok());
+        Self { journal: api.journal.clone(), verb, key, who: who.to_owned(), status: None }
+    }
+
+    fn end(mut self, status: StatusCode) {
+        self.status = Some(status);
+    }
+}
+
+impl Drop for Audit {
+    fn drop(&mut self) {
+        let came = match self.status {
+            // What was refused changed nothing; what failed may have.
+            Some(status) if status.is_client_error() => return,
+            Some(status) if status.is_success() => "done".to_owned(),
+            Some(status) => format!("answered {}", status.as_u16()),
+            None => "hung up before it was answered".to_owned(),
+        };
+        let (who, verb, key) = (&self.who, self.verb, self.key.as_ref());
+        tracing::info!(who, verb = verb.name(), key = key.map(Key::as_str), came, "asked");
+        let text = format!("{who} asked to {verb}: {came}");
+        drop(self.journal.record(NewEvent::new(SystemClock.now(), key, "audit", text).by(who.clone())));
+    }
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ impl From<RouteError> for PlainError {
 
 impl From<Refused> for PlainError {
     fn from(refused: Refused) -> Self {
-        Self::new(refused.status(), refused.text())
+        Self { retry_after: refused.retry_after(), ..Self::new(refused.status(), refused.text()) }
     }
 }
 
@@ -51,10 +51,15 @@ impl From<Denied> for PlainError {
     }
 }
 
+impl From<Refused> for JsonError {
+    fn from(refused: Refused) -> Self {
+        Self { retry_after: refused.retry_after(), ..Self::new(refused.status(), refused.text()) }
+    }
+}
+
 impl From<Denied> for JsonError {
     fn from(denied: Denied) -> Self {
-        let refused = Refused::from(denied);
-        Self::new(refused.status(), refused.text())
+        Refused::from(denied).into()
     }
 }
 
@@ -86,6 +91,10 @@ impl JsonError {
 
     pub(super) fn bad_request(error: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, error)
+    }
+
+    pub(super) fn after(self, pause: Duration) -> Self {
+        Self { retry_after: Some(pause), ..self }
     }
 
     /// Not now: in a moment.

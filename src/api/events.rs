@@ -12,25 +12,31 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use axum::extract::{Query, State, rejection::QueryRejection};
+use axum::extract::{Extension, Query, State, rejection::QueryRejection};
 use axum::http::HeaderMap;
 use axum::response::sse::{self, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
+use kiln_domain::access::Verb;
 use kiln_domain::{Key, ParseKeyError};
 use kiln_wire::{ApiError, EventView};
 use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, broadcast};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 use utoipa::IntoParams;
 
 use super::Api;
+use super::access::Asker;
 use super::answers::JsonError;
 use crate::clock::rfc3339;
 use crate::store::{Event, Store, StoreError};
 
 /// Rows read from the journal at once.
 const PAGE: u32 = 500;
+
+/// How long somebody reads on whose token has ended, or who was taken out of a list.
+const BELIEVED: Duration = Duration::from_secs(5);
 
 /// A comment this often tells a proxy or a client that the silence is meant.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -70,6 +76,7 @@ const fn yes() -> bool {
 )]
 pub(super) async fn events(
     State(api): State<Api>,
+    Extension(asker): Extension<Asker>,
     window: Result<Query<Window>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, JsonError> {
@@ -88,8 +95,9 @@ pub(super) async fn events(
         (None, false) => 0,
     };
     let mut follower = Follower {
-        journal: api.journal,
-        shutdown: api.shutdown,
+        journal: api.journal.clone(),
+        shutdown: api.shutdown.clone(),
+        reader: Reader { api, asker, checked: Instant::now() },
         live: window.follow.then_some(live),
         last,
         of,
@@ -118,9 +126,30 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<i64>, JsonError> {
     id.map(Some).ok_or_else(|| JsonError::bad_request("Last-Event-ID is not an event's id"))
 }
 
+/// Whoever reads, for as long as it may.
+struct Reader {
+    api: Api,
+    asker: Asker,
+    checked: Instant,
+}
+
+impl Reader {
+    /// Until when it is believed that it may.
+    fn checked_until(&self) -> Instant {
+        self.checked + BELIEVED
+    }
+
+    async fn still_may(&mut self, key: Option<&Key>) -> bool {
+        self.checked = Instant::now();
+        let verb = if key.is_some() { Verb::See } else { Verb::Follow };
+        self.asker.still_may(&self.api, verb, key).await
+    }
+}
+
 struct Follower {
     journal: Store,
     shutdown: CancellationToken,
+    reader: Reader,
     /// `None`: ends with the journal.
     live: Option<broadcast::Receiver<Event>>,
     last: i64,
@@ -136,6 +165,9 @@ impl Follower {
     /// `None` ends the stream.
     async fn next(&mut self) -> Option<Event> {
         loop {
+            if Instant::now() >= self.reader.checked_until() && !self.reader.still_may(self.of.as_ref()).await {
+                return None;
+            }
             if let Some(event) = self.ready.pop_front() {
                 return Some(event);
             }
@@ -146,6 +178,7 @@ impl Follower {
             }
             let received = tokio::select! {
                 () = self.shutdown.cancelled() => return None,
+                () = tokio::time::sleep_until(self.reader.checked_until()) => continue,
                 received = self.live.as_mut()?.recv() => received,
             };
             match received {

@@ -19,9 +19,7 @@ pub enum ListenError {
     #[error("{path} exists and is not a socket: move it away, or give kilnd another socket")]
     NotASocket { path: PathBuf },
     /// K9: without identities, closed to other hosts.
-    #[error(
-        "{address} is not a loopback address: the API has no authentication, so it listens on 127.0.0.1 or [::1] only"
-    )]
+    #[error("{address} is not a loopback address: the API has no TLS, so it listens on 127.0.0.1 or [::1] only")]
     NotLoopback { address: SocketAddr },
     #[error("cannot listen on {address}: stop what listens there, or set api.listen to another port")]
     Bind {

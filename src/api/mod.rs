@@ -9,11 +9,11 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | `access` | who may use which endpoint |
+//! | `access`, `limits` | who may use which endpoint, and how often |
 //! | `heart`, `bounded` | what is asked of the rest of Kiln, and for how long |
 //! | `projects` | the heart as it is, and which of its errors is which answer |
 //! | `routing`, `prefer` | the three endpoints of the reference, and how long a caller wants to wait |
-//! | `v1`, `caches`, `upkeep`, `tokens`, `events` | what Kiln shows of itself, and an admin's verbs |
+//! | `v1`, `caches`, `connections`, `upkeep`, `tokens`, `challenges`, `events` | what Kiln shows of itself, and an admin's verbs |
 //! | `health` | alive, ready, figures |
 //! | `body`, `answers` | from bytes to a request, from errors to answers |
 //! | `large` | how many large answers there are at a time |
@@ -28,13 +28,16 @@ mod answers;
 mod body;
 mod bounded;
 mod caches;
+mod challenges;
 mod connection;
+mod connections;
 mod delivery;
 mod events;
 mod guard;
 mod health;
 mod heart;
 mod large;
+mod limits;
 mod listener;
 mod places;
 mod prefer;
@@ -54,6 +57,7 @@ use axum::routing::{any, get};
 use axum::{Router, middleware};
 use bounded::Bounded;
 pub use heart::{CompleteError, Heart, RenewError, RouteError, RouteOptions, Routed, SettingsChange, VerbError};
+pub use limits::Rates;
 pub use listener::{ListenError, Listener};
 pub use serve::{MOST_CONNECTIONS, serve};
 use tokio::sync::Semaphore;
@@ -63,6 +67,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::gateway::Gateway;
 use crate::identity::Callers;
 use crate::metrics::Metrics;
 use crate::store::Store;
@@ -79,6 +84,7 @@ pub struct Settings {
     pub nameless_release: bool,
     /// How long a daemon that is stopped may drain: whoever stops one waits longer.
     pub drain: Duration,
+    pub rates: Rates,
 }
 
 /// What the handlers need.
@@ -86,6 +92,9 @@ pub struct Settings {
 pub struct Api {
     heart: Arc<dyn Heart>,
     callers: Arc<Callers>,
+    limits: Arc<limits::Limits>,
+    /// `None`: there is nothing to show of it.
+    gateway: Option<Arc<Gateway>>,
     /// For the events only.
     journal: Store,
     metrics: Arc<Metrics>,
@@ -109,9 +118,28 @@ impl Api {
     ) -> Self {
         let (followers, scrapes) = (Arc::new(Semaphore::new(FOLLOWERS)), Arc::new(Semaphore::new(1)));
         let heart = Arc::new(Bounded::new(heart, &settings));
+        let limits = Arc::new(limits::Limits::new(settings.rates));
         let (lists, figures) = (large::Places::new(), large::Places::new());
         let shutdown = CancellationToken::new();
-        Self { heart, callers, journal, metrics, settings, followers, scrapes, lists, figures, shutdown }
+        Self {
+            heart,
+            callers,
+            limits,
+            gateway: None,
+            journal,
+            metrics,
+            settings,
+            followers,
+            scrapes,
+            lists,
+            figures,
+            shutdown,
+        }
+    }
+
+    #[must_use]
+    pub fn showing(self, gateway: Arc<Gateway>) -> Self {
+        Self { gateway: Some(gateway), ..self }
     }
 
     fn ending_with(self, shutdown: CancellationToken) -> Self {
@@ -163,6 +191,7 @@ fn endpoints() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(caches::roll_back))
         .routes(routes!(caches::reset))
         .routes(routes!(caches::list))
+        .routes(routes!(connections::list))
         .routes(routes!(events::events))
         .routes(routes!(upkeep::orphans))
         .routes(routes!(upkeep::adopt))
@@ -172,6 +201,8 @@ fn endpoints() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(upkeep::restore))
         .routes(routes!(tokens::list, tokens::create))
         .routes(routes!(tokens::revoke))
+        .routes(routes!(challenges::ask))
+        .routes(routes!(challenges::answer))
         .routes(routes!(health::readyz))
         .routes(routes!(health::metrics))
         .split_for_parts()

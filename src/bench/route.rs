@@ -93,8 +93,12 @@ impl RouteBench {
 
         let socket = dir.join("api.sock");
         let shutdown = CancellationToken::new();
-        let settings =
-            api::Settings { route_wait: Duration::from_secs(10), nameless_release: false, drain: Duration::ZERO };
+        let settings = api::Settings {
+            route_wait: Duration::from_secs(10),
+            nameless_release: false,
+            drain: Duration::ZERO,
+            rates: api::Rates::DEFAULT,
+        };
         let callers = Arc::new(Callers::of_one_user(store.clone()));
         let server = Api::new(Arc::new(projects), callers, store.clone(), Arc::new(Metrics::new()), settings);
         let server = tokio::spawn(api::serve(vec![Listener::unix(&socket)?], server, shutdown.clone()));

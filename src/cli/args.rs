@@ -77,6 +77,8 @@ pub(super) enum Verb {
     Orphans(OrphansArgs),
     /// Deleted caches: list, give back, delete for good
     Trash(TrashArgs),
+    /// What the gateway relays now: whose, since when, how much
+    Gateway(JsonArg),
     /// Tokens for who else may come: make, list, revoke
     Token(TokenArgs),
     /// Print what happened, and with --follow what happens

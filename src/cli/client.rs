@@ -8,9 +8,9 @@ use std::time::Duration;
 use kiln_domain::access::TokenId;
 use kiln_domain::{Key, LeaseToken};
 use kiln_wire::{
-    Adopt, ApiError, CacheView, CompleteRequest, DiskUsage, Emptied, LeaseView, NewToken, Orphan, OrphanKind,
-    ProjectView, RemoveOrphan, Renew, Reset, Rollback, RolledBack, RouteRequest, RouteResponse, SettingsPatch,
-    SnapshotView, Taken, TokenRequest, TokenView, Trashed, Why,
+    Adopt, ApiError, CacheView, CompleteRequest, ConnectionView, DiskUsage, Emptied, LeaseView, NewToken, Orphan,
+    OrphanKind, ProjectView, RemoveOrphan, Renew, Reset, Rollback, RolledBack, RouteRequest, RouteResponse,
+    SettingsPatch, SnapshotView, Taken, TokenRequest, TokenView, Trashed, Why,
 };
 use reqwest::header::{AUTHORIZATION, HeaderValue, RETRY_AFTER};
 use reqwest::{RequestBuilder, Response, StatusCode};
@@ -279,6 +279,12 @@ impl Client {
 
     pub(super) async fn empty_trash(&self) -> Result<Emptied, ClientError> {
         let body = self.call("empty its trash", self.http.delete(self.url("/v1/trash")), STOP).await?;
+        self.decode(&body)
+    }
+
+    pub(super) async fn connections(&self) -> Result<Vec<ConnectionView>, ClientError> {
+        let call = self.http.get(self.url("/v1/connections"));
+        let body = self.call("list its connections", call, QUICK).await?;
         self.decode(&body)
     }
 

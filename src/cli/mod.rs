@@ -33,6 +33,7 @@ mod build;
 mod buildx;
 mod caches;
 mod client;
+mod connections;
 mod error;
 mod events;
 mod forge;
@@ -118,6 +119,7 @@ async fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
         Verb::Du(args) => caches::du(&client()?, Printer::for_stdout(), args.json).await?,
         Verb::Orphans(args) => admin::orphans(&client()?, &args).await?,
         Verb::Trash(args) => admin::trash(&client()?, &args).await?,
+        Verb::Gateway(args) => connections::list(&client()?, &args).await?,
         Verb::Token(args) => tokens::run(&client()?, &args).await?,
         Verb::Events(args) => events::print(&client()?, &args).await?,
         Verb::Image(args) => match args.verb {

@@ -62,7 +62,7 @@ pub struct Config {
 pub struct Api {
     /// Unix socket; `None`: `<run_dir>/kiln.sock`.
     pub socket: Option<PathBuf>,
-    /// TCP. Loopback only, whatever stands here, as long as no identity provider is configured (K9).
+    /// TCP. Loopback only, whatever stands here: there is no TLS (K9).
     #[serde(with = "units::address")]
     pub listen: SocketAddr,
     /// How long `/route` waits for a daemon.

@@ -28,6 +28,8 @@ use crate::host::pressure::PressureFiles;
 use crate::host::process::{ProcessConfig, ProcessRuntime};
 use crate::host::volumes::{self, BtrfsEngine, DirEngine, VolumeEngine, VolumeError, ZfsEngine};
 use crate::host::{Runtime, RuntimeError};
+use crate::identity::challenge::{self, Challenges};
+use crate::identity::oidc::{self, Verifier};
 use crate::identity::{Callers, Local, Loopback, SystemAccounts, Tokens};
 use crate::pki::{Pki, PkiError};
 use crate::projects::{
@@ -53,6 +55,10 @@ pub enum StartError {
     Tokens(#[source] StoreError),
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error(transparent)]
+    Issuers(#[from] oidc::SetupError),
+    #[error(transparent)]
+    Challenges(#[from] challenge::SetupError),
     #[error("cannot take up the projects of the last run")]
     TakeUp(#[source] StoreError),
     #[error("{path} can be changed by others, and with it what kilnd does: {remedy}")]
@@ -140,14 +146,21 @@ pub async fn assemble(config: &Config) -> Result<Assembly, StartError> {
 async fn callers(config: &Config, store: &Store) -> Result<Callers, StartError> {
     let own = rustix::process::getuid().as_raw();
     let local = Local::new(config.local_grants()?, own, Arc::new(SystemAccounts));
-    let known = store.tokens().await.map_err(StartError::Tokens)?;
-    let tokens = Tokens::new(store.clone(), Arc::new(SystemClock), Arc::new(SystemEntropy::default()), known);
+    let tokens = Tokens::load(store.clone(), Arc::new(SystemClock), Arc::new(SystemEntropy::default()));
+    let tokens = tokens.await.map_err(StartError::Tokens)?;
     let loopback = match config.local.loopback {
         Some(config::Loopback::Builder) => Loopback::Builder,
         Some(config::Loopback::Nothing) => Loopback::Nothing,
+        None if config.identity.proves_anything() => Loopback::Nothing,
         None => Loopback::UntilTokens,
     };
-    Ok(Callers::new(local, tokens, loopback))
+    let clock = Arc::new(SystemClock);
+    let forges = config.identity.has_issuers().then(|| Verifier::start(&config.identity, clock.clone())).transpose()?;
+    let forges_asked = &config.identity.challenges;
+    let challenges = (!forges_asked.is_empty())
+        .then(|| Challenges::new(forges_asked, clock, Arc::new(SystemEntropy::default())))
+        .transpose()?;
+    Ok(Callers::new(local, tokens, loopback).with_forges(forges, challenges))
 }
 
 fn gateway_limits(config: &Config) -> Limits {

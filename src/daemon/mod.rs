@@ -125,7 +125,7 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
     let doors = vec![api::Listener::unix(&config.socket())?, tcp_door];
     if !as_configured {
         tracing::warn!(configured = %config.api.listen, listening = %tcp,
-            "no identity provider is configured, so the API listens on loopback only");
+            "the API has no TLS, so it listens on loopback only: let a proxy on this host stand before it");
     }
 
     if rebuild {
@@ -133,16 +133,24 @@ async fn run(config: &Config, rebuild: bool) -> Result<(), StartError> {
     }
     let mut heart = projects.start(shutdown.clone()).await.map_err(StartError::TakeUp)?;
     let metrics = projects.metrics();
-    let figures = Arc::clone(&gateway);
-    metrics.read_gateway(move || figures.figures());
+    // The gateway has the projects, and they have the metrics: held by these, it and with it the store would never be closed.
+    let figures = Arc::downgrade(&gateway);
+    metrics.read_gateway(move || figures.upgrade().map(|gateway| gateway.figures()));
+    let shown = Arc::clone(&gateway);
     let mut gateway = tokio::spawn(Arc::clone(&gateway).serve(gateway_door, shutdown.clone()));
     let settings = api::Settings {
         route_wait: config.api.route_wait,
         nameless_release: config.compatibility.nameless_complete,
         drain: config.buildkit.drain,
+        rates: api::Rates::DEFAULT,
     };
     read_the_host(&metrics, &config.volumes_path());
-    let api = Api::new(Arc::new(projects), callers, store, metrics, settings);
+    if callers.trusts_loopback() {
+        tracing::info!(
+            "nobody has to prove anything yet: programs of this host may build over {tcp}, and nobody else may; see local.loopback, `kiln token create`, [[identity.issuers]]"
+        );
+    }
+    let api = Api::new(Arc::new(projects), callers, store, metrics, settings).showing(Arc::clone(&shown));
     let mut api = tokio::spawn(api::serve(doors, api, shutdown.clone()));
     tracing::info!(api = %tcp, socket = %config.socket().display(), gateway = %config.gateway.listen,
         runtime = ?config.runtime.kind, "kilnd is ready");

@@ -304,7 +304,7 @@ fn is_the_clients(error: &std::io::Error) -> bool {
 }
 
 /// Whose connections are counted together: an IPv6 customer has at least a /64 to himself.
-fn source_of(address: IpAddr) -> IpAddr {
+pub(crate) fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6((u128::from(v6) & !u128::from(u64::MAX)).into()),
         v4 @ IpAddr::V4(_) => v4,

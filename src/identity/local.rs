@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kiln_domain::access::{Grade, Standing};
+use kiln_domain::access::{Grade, Scope, Standing};
 use nix::unistd::{Group, Uid, User, getgrouplist};
 use thiserror::Error;
 
@@ -68,7 +68,6 @@ pub struct Local {
 }
 
 impl Local {
-    /// `grants`: what gives the most first.
     pub fn new(grants: Vec<LocalGrant>, own: u32, accounts: Arc<dyn Accounts>) -> Self {
         Self { grants, own, accounts, known: Mutex::default() }
     }
@@ -108,18 +107,31 @@ impl Local {
             Who::User(name) => account.name.as_ref() == Some(name),
             Who::Group(name) => account.groups.contains(name),
         };
-        let grant = self.grants.iter().find(|grant| is(&grant.who));
-        let standing = grant.map_or(Standing::Stranger, |grant| grant.grade.standing(grant.scope.clone()));
+        let mine = || self.grants.iter().filter(|grant| is(&grant.who));
+        let grade = mine().map(|grant| grant.grade).min_by_key(|grade| rank(*grade));
+        let standing = grade.map_or(Standing::Stranger, |grade| {
+            let scopes = mine().filter(|grant| grant.grade == grade).flat_map(|grant| grant.scope.patterns());
+            grade.standing(Scope::new(scopes.cloned().collect()))
+        });
         let name = account.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();
         Caller { standing, who: format!("uid {uid}{name}") }
+    }
+}
+
+/// What gives the most comes first.
+const fn rank(grade: Grade) -> u8 {
+    match grade {
+        Grade::Admin => 0,
+        Grade::Operator => 1,
+        Grade::Builder => 2,
+        Grade::UntrustedBuilder => 3,
+        Grade::Watcher => 4,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use kiln_domain::access::Scope;
 
     use super::*;
 
@@ -148,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_user_has_what_the_first_list_gives_that_names_it_or_a_group_of_its() {
+    async fn a_user_has_the_most_that_a_list_gives_and_of_that_everything() {
         let (local, _) = local(vec![
             grant(Who::Group("devs".to_owned()), Grade::Operator),
             grant(Who::User("ann".to_owned()), Grade::Builder),
@@ -157,6 +169,16 @@ mod tests {
         let ann = local.caller(7).await.expect("is known");
         assert_eq!((ann.standing, ann.who.as_str()), (Standing::Operator(Scope::default()), "uid 7 (ann)"));
         assert_eq!(local.caller(9).await.expect("by number").standing, Standing::Watcher);
+        let of = |text: &str| Scope::new(vec![text.parse().expect("a pattern")]);
+        let builder = |grade, text| LocalGrant { who: Who::Uid(11), grade, scope: of(text) };
+        let (several, _) = self::local(vec![
+            builder(Grade::UntrustedBuilder, "h/a"),
+            builder(Grade::Builder, "h/b"),
+            builder(Grade::Builder, "h/c/*"),
+        ]);
+        let all = Scope::new(vec!["h/b".parse().expect("a pattern"), "h/c/*".parse().expect("a pattern")]);
+        let seen = several.caller(11).await.expect("by number").standing;
+        assert_eq!(seen, Standing::Holder { scope: all, lane: kiln_domain::Lane::Trusted });
         assert_eq!(local.caller(10).await.expect("unknown").standing, Standing::Stranger);
         assert_eq!(local.caller(5).await.expect("kilnd's own").standing, Standing::Admin);
         assert_eq!(local.caller(0).await.expect("root is in no list here").standing, Standing::Stranger);

@@ -44,6 +44,9 @@ pub struct Caller {
 pub const LONGEST_WHO: usize = 256;
 
 impl Caller {
+    /// What programs of this host are called that come over TCP and show nothing.
+    pub const THIS_HOST: &str = "this host";
+
     pub fn stranger(who: impl Into<String>) -> Self {
         Self { standing: Standing::Stranger, who: who.into() }
     }

@@ -2,6 +2,7 @@
 //! database.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -57,19 +58,26 @@ pub struct Tokens {
     clock: Arc<dyn Clock>,
     entropy: Arc<dyn Entropy>,
     known: RwLock<HashMap<TokenId, TokenRecord>>,
+    given: AtomicBool,
 }
 
 impl Tokens {
-    /// `known`: all that the store has.
-    pub fn new(store: Store, clock: Arc<dyn Clock>, entropy: Arc<dyn Entropy>, known: Vec<TokenRecord>) -> Self {
-        let known = known.into_iter().map(|record| (record.id.clone(), record)).collect();
-        Self { store, clock, entropy, known: RwLock::new(known) }
+    /// Of a store that has none, and never had.
+    pub fn new(store: Store, clock: Arc<dyn Clock>, entropy: Arc<dyn Entropy>) -> Self {
+        Self { store, clock, entropy, known: RwLock::default(), given: AtomicBool::new(false) }
     }
 
-    /// Whether there is any that counts.
-    pub fn is_empty(&self) -> bool {
-        let now = self.clock.now();
-        self.read(|known| known.values().all(|record| is_over(record, now)))
+    /// With all that the store has.
+    pub async fn load(store: Store, clock: Arc<dyn Clock>, entropy: Arc<dyn Entropy>) -> Result<Self, StoreError> {
+        let (known, given) = (store.tokens().await?, store.tokens_were_given().await?);
+        let known = known.into_iter().map(|record| (record.id.clone(), record)).collect();
+        let (known, given) = (RwLock::new(known), AtomicBool::new(given));
+        Ok(Self { known, given, ..Self::new(store, clock, entropy) })
+    }
+
+    /// Whether one was ever given out. That it has ended, or was revoked, opens nothing again.
+    pub fn were_given(&self) -> bool {
+        self.given.load(Ordering::Relaxed)
     }
 
     pub(super) fn caller(&self, token: &AccessToken) -> Result<Caller, IdentifyError> {
@@ -109,6 +117,8 @@ impl Tokens {
         let (id, hash, made_by) = (token.id().clone(), token.hash(), by.who.clone());
         let record = TokenRecord { id, hash, name, grade, scope, made_by, created, expires, last_used: None };
         let text = format!("token {} ({}) was made: {}", record.id, record.name, grade.name());
+        // Also if it cannot be written, or nobody waits for that: closed is the safe side.
+        self.given.store(true, Ordering::Relaxed);
         self.store.add_token(&record, NewEvent::new(created, None, "token", text).by(by.who.clone())).await?;
         self.known.write().unwrap_or_else(PoisonError::into_inner).insert(record.id.clone(), record.clone());
         Ok(Issued { token, record })

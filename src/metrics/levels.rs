@@ -93,7 +93,7 @@ impl Count {
 
 type ReadLevel = Box<dyn Fn() -> Option<f64> + Send + Sync>;
 type ReadCount = Box<dyn Fn() -> u64 + Send + Sync>;
-type ReadGateway = Box<dyn Fn() -> Figures + Send + Sync>;
+type ReadGateway = Box<dyn Fn() -> Option<Figures> + Send + Sync>;
 
 /// Who knows what.
 #[derive(Clone, Default)]
@@ -144,8 +144,8 @@ impl Collector for Readings {
             let counter = ConstCounter::new(read());
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
-        if let Some(read) = gateway {
-            gateway::encode(&mut encoder, &read())?;
+        if let Some(figures) = gateway.and_then(|read| read()) {
+            gateway::encode(&mut encoder, &figures)?;
         }
         Ok(())
     }

@@ -197,8 +197,9 @@ impl Metrics {
         self.readings.set_count(count, Box::new(read));
     }
 
-    /// As [`Metrics::read_level`], of all that the gateway counts.
-    pub fn read_gateway(&self, read: impl Fn() -> Figures + Send + Sync + 'static) {
+    /// As [`Metrics::read_level`], of all that the gateway counts; `None` of one that is gone. Whatever the closure holds lives as
+    /// long as the metrics do.
+    pub fn read_gateway(&self, read: impl Fn() -> Option<Figures> + Send + Sync + 'static) {
         self.readings.set_gateway(Box::new(read));
     }
 

@@ -14,6 +14,7 @@ use super::admin::VerbError;
 use super::effects::EffectError;
 use super::handle::Projects;
 use super::reconcile::ReconcileError;
+use super::registry::Registry;
 use crate::host::Properties;
 use crate::host::volumes::{ParseNameError, TrashName, Trashed, VolumeError};
 
@@ -52,6 +53,7 @@ impl Projects {
             return Err(has_another(name.key(), &format!("is {} with a cache of its own", record.phase.name())));
         }
         let properties = if there {
+            let _looks_again = LooksAgain { registry: &self.registry, key: name.key() };
             self.shared.effects.restore(&name).await.map_err(|error| match error {
                 EffectError::Volume(VolumeError::Exists { .. }) => {
                     has_another(name.key(), "has another cache in its place")
@@ -179,6 +181,21 @@ impl Projects {
             }
         }
         Ok(next)
+    }
+}
+
+/// Has whoever looks after a project look again when this is dropped: a cache has come into its place, or may have, however that
+/// ended. Nothing else on the host tells of it.
+struct LooksAgain<'a> {
+    registry: &'a Registry,
+    key: &'a Key,
+}
+
+impl Drop for LooksAgain<'_> {
+    fn drop(&mut self) {
+        if let Some(worker) = self.registry.get(self.key) {
+            worker.look_again();
+        }
     }
 }
 

@@ -96,8 +96,8 @@ pub(super) enum Message {
         snapshot: SnapshotName,
         verdict: Verdict,
     },
-    /// Something happened to the instance: look at it again.
-    InstanceChanged,
+    /// Something happened to the instance, or to the cache: look again.
+    HostChanged,
     /// Somebody could not reach the daemon.
     Suspect,
     /// Others need the room, if nobody needs the daemon.

@@ -18,6 +18,7 @@
 //! | `trials.rs` | snapshots, tried out |
 //! | `caches.rs` | what is asked of caches: their past, a way back, where the bytes are |
 //! | `forks.rs` | how many forks may be at work |
+//! | `claims.rs` | whose each address is, when the database is filled from the host |
 //! | `registry.rs` | key → worker |
 //! | `worker/` | the loop of one project |
 //! | `admission.rs` | the door for starts |
@@ -32,6 +33,7 @@ mod admin;
 mod admission;
 mod answer;
 mod caches;
+mod claims;
 mod effects;
 mod eviction;
 mod fanout;

@@ -218,6 +218,10 @@ impl ModelEffects {
         self.host().disk.throw_away(name, since, bytes);
     }
 
+    pub fn mark_in_trash(&self, name: &TrashName, properties: Properties) {
+        self.host().disk.mark(name, properties);
+    }
+
     /// From now on what is freed shows only when somebody waits for it.
     pub fn set_lazy_disk(&self) {
         self.host().disk.lazy = true;
@@ -458,8 +462,10 @@ impl Effects for ModelEffects {
         Ok(self.host().disk.trash())
     }
 
-    async fn restore(&self, _name: &TrashName) -> Result<Properties, EffectError> {
-        Ok(Properties::new())
+    async fn restore(&self, name: &TrashName) -> Result<Properties, EffectError> {
+        let mut host = self.host();
+        host.seen.entry(name.key().clone()).or_insert(Observed::NOTHING).volume = VolumeSeen::Ready;
+        Ok(host.disk.bring_back(name))
     }
 
     async fn purge(&self, name: &TrashName) -> Result<(), EffectError> {

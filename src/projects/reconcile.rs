@@ -15,15 +15,14 @@ use kiln_domain::project::ProjectRecord;
 use kiln_domain::{Arch, BuildSpec, Generation, Identity, Key, Phase, Role, Settings};
 use kiln_wire::{Orphan, OrphanKind};
 use thiserror::Error;
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::claims::{Claim, claims};
 use super::effects::{EffectError, Survey};
 use super::handle::Projects;
 use super::host_effects::{PULL_REQUEST, SIZE};
-use super::messages::Message;
 use super::registry::WorkerHandle;
 use crate::causes::in_one_line;
 use crate::host::{InstanceEvent, Properties};
@@ -127,11 +126,8 @@ impl Projects {
                 }
                 Err(broadcast::error::RecvError::Closed) => return,
             };
-            for WorkerHandle { mailbox, .. } in workers {
-                // A worker that has gone has nothing running; one that has much to do keeps nobody else's news waiting.
-                if let Err(TrySendError::Full(message)) = mailbox.try_send(Message::InstanceChanged) {
-                    tokio::spawn(async move { mailbox.send(message).await });
-                }
+            for worker in workers {
+                worker.look_again();
             }
         }
     }
@@ -297,7 +293,7 @@ impl Projects {
         self.rebuild_now(Rebuild::Asked).await
     }
 
-    /// The volumes come first: they are the caches, and carry the settings. What instances add are addresses, and projects
+    /// Volumes are the caches, and carry the settings. What instances add are addresses ([`claims`]), and projects
     /// that lost their volume. A runtime that is away keeps nobody waiting whose project has a volume; but the database is
     /// not whole before it was seen.
     async fn rebuild_now(&self, when: Rebuild) -> Result<(), ReconcileError> {
@@ -307,24 +303,22 @@ impl Projects {
         let runtime_patience = if when == Rebuild::First { RUNTIME_PATIENCE } else { after };
         let survey = tokio::time::timeout(runtime_patience, self.shared.effects.survey()).await;
         let (instances, unseen) = match survey {
-            Ok(Ok(survey)) => (survey.instances, None),
-            Ok(Err(error)) => (Vec::new(), Some(in_one_line(&error))),
+            Ok(Ok(survey)) => (Some(survey.instances), None),
+            Ok(Err(error)) => (None, Some(in_one_line(&error))),
             Err(_) => {
                 let why = format!("the runtime did not answer within {} s", runtime_patience.as_secs());
-                (Vec::new(), Some(why))
+                (None, Some(why))
             }
         };
-        let marks = volumes.iter().map(|v| (&v.key, &v.properties));
-        let marks = marks.chain(instances.iter().map(|i| (&i.key, &i.properties)));
-        let mut known = BTreeSet::new();
-        for (key, properties) in marks {
-            let is_new = |key: &&Key| !known.contains(*key) && key.role() != Role::Trial;
-            let Some(key) = key.as_ref().filter(is_new) else { continue };
-            if self.put_back(key, properties, when).await? {
-                known.insert(key.clone());
+        let mut projects = 0;
+        for Claim { key, told } in claims(&volumes, instances.as_deref(), self.shared.addresses) {
+            for properties in &told {
+                if self.put_back(&key, properties, when).await? {
+                    projects += 1;
+                    break;
+                }
             }
         }
-        let projects = known.len();
         if let Some(why) = &unseen {
             tracing::error!(
                 projects,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kiln_domain::settings::HostSize;
 use kiln_domain::{AddressPool, Identity, Key, Lease, LeaseToken, Phase, Policy, ProjectRecord, Role, Rules, Settings};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::admission::Admission;
@@ -79,6 +80,17 @@ impl WorkerHandle {
         let Status { phase, reason, queue, .. } = self.status.borrow().clone();
         let phase = phase.as_ref().map_or("unknown", Phase::name);
         Standing::Coming { phase, reason, queue }
+    }
+
+    /// What it knows of the host may not be so any more. One that has gone has nothing running; one that has much to do keeps
+    /// nobody else's news waiting.
+    pub(super) fn look_again(&self) {
+        if let Err(TrySendError::Full(message)) = self.mailbox.try_send(Message::HostChanged)
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let mailbox = self.mailbox.clone();
+            runtime.spawn(async move { mailbox.send(message).await });
+        }
     }
 
     /// Returns when it failed, or has to wait for its place among the starts.

@@ -369,6 +369,11 @@ impl Store {
         self.list(tokens::tokens).await
     }
 
+    /// Whether one was ever given out, also if it is gone.
+    pub async fn tokens_were_given(&self) -> Result<bool, StoreError> {
+        self.read(tokens::were_given).await
+    }
+
     /// [`StoreError::TooManyTokens`] where there are as many as may be.
     pub fn add_token(&self, token: &TokenRecord, event: NewEvent) -> Commit<()> {
         let token = token.clone();

@@ -32,6 +32,13 @@ pub(super) const MOST: usize = 4096;
 const TOKENS: &str =
     "SELECT id, hash, name, grade, scope, made_by, created, expires, last_used FROM tokens ORDER BY created, id";
 
+/// That one was given out, whatever became of it.
+const GIVEN: &str = "tokens-given";
+
+pub(super) fn were_given(connection: &Connection) -> Result<bool, StoreError> {
+    Ok(rows::note(connection, GIVEN)?.is_some())
+}
+
 /// The oldest first.
 pub(super) fn tokens(connection: &Connection) -> Result<List<TokenRecord>, StoreError> {
     rows::list(connection, TOKENS, [], MOST, "read the tokens", to_token)
@@ -85,6 +92,10 @@ pub(super) fn add(writing: &mut Writing<'_>, token: &TokenRecord, event: NewEven
             },
         )
         .map_err(StoreError::sqlite("add the token"))?;
+    writing
+        .connection
+        .execute("INSERT INTO notes (name, value) VALUES (?1, 1) ON CONFLICT (name) DO NOTHING", [GIVEN])
+        .map_err(StoreError::sqlite("note that a token was given out"))?;
     record(writing, event).map(drop)
 }
 

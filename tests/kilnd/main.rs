@@ -5,6 +5,7 @@
 //! script stands in for it; the others want `KILN_TEST_BUILDKITD` (and root), and say so when it is not there.
 
 mod bad_places;
+mod callers;
 mod configuration;
 mod daemons;
 mod damage;

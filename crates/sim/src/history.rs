@@ -236,6 +236,10 @@ pub(crate) enum Fact {
     Damaged {
         project: Project,
     },
+    /// kilnd wants it gone for good.
+    FreeBegan {
+        project: Project,
+    },
     /// It is gone, and not to come back.
     Freed {
         project: Project,
@@ -478,6 +482,7 @@ impl Fact {
             | Self::Judged { project, .. }
             | Self::WentBack { project, .. }
             | Self::Damaged { project }
+            | Self::FreeBegan { project }
             | Self::Freed { project, .. }
             | Self::InstanceMade { project }
             | Self::InstanceDestroyed { project }

@@ -31,6 +31,11 @@ impl Life {
         }
         self.mend_caches().await;
         self.settle("after the faults").await;
+        // What an admin was about to bring back from the trash may be damaged, too.
+        if self.is_any_damaged() {
+            self.mend_caches().await;
+            self.settle("after the last cache was begun anew").await;
+        }
         let known = self.store.projects().await.map_err(|error| format!("the projects cannot be read: {error}"))?;
         let projects = known.iter().map(|record| self.sim.world().project(&record.key)).collect();
         self.record(Fact::Rested { projects });
@@ -54,6 +59,11 @@ impl Life {
             return projects.collect();
         }
         projects.flat_map(|project| [project, world.some_fork(project)]).collect()
+    }
+
+    fn is_any_damaged(&self) -> bool {
+        let world = self.sim.world();
+        (0..world.cast.projects).any(|project| world.is_damaged(&world.key(project)))
     }
 
     /// What no daemon opens and Kiln cannot take back by itself is begun anew by an admin, as Kiln tells him to.

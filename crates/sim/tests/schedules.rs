@@ -3,7 +3,7 @@
 use kiln_sim::Stage;
 
 /// Each found a fault once, which was mended: what it was stands beside it.
-const FOUND_FAULTS: [(u64, &str); 23] = [
+const FOUND_FAULTS: [(u64, &str); 29] = [
     (1, "a release that failed across a leap of the clock came back with times of before, and held for a month"),
     (22, "a daemon that worked and did not answer was taken for one that hangs"),
     (24, "an adoption that could not be recorded left its incarnation behind, and a number that was no daemon's"),
@@ -35,7 +35,13 @@ const FOUND_FAULTS: [(u64, &str); 23] = [
     (2286, "the checker gave a lease back that was over when its copy went, because a start found an earlier clock"),
     (3169, "the checker gave a lease back what a start had taken from it, because the clock went back later"),
     (3267, "as 1810, with a leap of another length"),
+    (3683, "the checker held a cache's eviction to a lease that came when it had begun"),
+    (4194, "a rebuild gave a running daemon's address to what bore an older mark of it, and everybody another's"),
+    (7575, "a way back that a removal overtook was said to be done"),
     (7602, "the checker counted a lease from its answer on, which came seconds after its birth"),
+    (8332, "in the quiet end an admin brought a damaged cache back from the trash, after those had been seen to"),
+    (9510, "a cache came back from the trash, and whoever had seen it go said that it was empty already"),
+    (9624, "a start that was given up on landed during another step, and the cache went back under its daemon"),
 ];
 
 fn assert_good(seed: u64, what: &str) {

@@ -10,13 +10,17 @@
 //! | `settings` | what can be set for a project, as it is asked for and as it is shown |
 //! | `upkeep` | orphans, trash, readiness |
 //! | `tokens` | tokens that an admin gives out |
+//! | `gateway` | what is relayed now |
+//! | `challenges` | a way in for runs to which their forge gives no token |
 //! | `caches` | the past of a cache, a way back, and where the bytes are |
 //! | [`units`] | spans and sizes as people write them |
 //!
 //! What must not be here: I/O, HTTP types, decisions.
 
 mod caches;
+mod challenges;
 mod decode;
+mod gateway;
 mod settings;
 mod tokens;
 pub mod units;
@@ -26,7 +30,9 @@ mod v1;
 pub use caches::{
     CacheEntry, CacheView, DiskUsage, Reset, Rollback, RolledBack, SnapshotView, Storage, Sums, UsageView,
 };
+pub use challenges::{Challenge, ChallengeAnswer, ChallengeGrant, ChallengeRequest};
 pub use decode::{DecodeError, MAX_BODY_BYTES, decode};
+pub use gateway::ConnectionView;
 use kiln_domain::spec::SpecError;
 use kiln_domain::{BuildSpec, Key};
 use serde::{Deserialize, Serialize};

@@ -4,9 +4,12 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderName, Method, Request, Response, header};
 use kiln_domain::access::Standing;
 use kiln_wire::{NewToken, TokenView};
+use serde_json::json;
 use tower::ServiceExt as _;
 
 use super::*;
+use crate::identity::oidc::Verifier;
+use crate::identity::oidc::tests::github_at_the_door;
 use crate::identity::{Caller as Who, Local, Loopback, SystemAccounts, Tokens};
 
 const OWN: &str = "pbcce5b6205652dd7";
@@ -29,6 +32,10 @@ struct Door {
 
 impl Door {
     fn new(loopback: Loopback) -> Self {
+        Self::with(loopback, None)
+    }
+
+    fn with(loopback: Loopback, forges: Option<Verifier>) -> Self {
         let heart = Arc::new(FakeHeart::default());
         let (store, disk) = Store::in_memory().expect("opens");
         tokio::spawn(async move {
@@ -41,9 +48,11 @@ impl Door {
         let local = Local::new(Vec::new(), own, Arc::new(SystemAccounts));
         let (clock, entropy) =
             (Arc::new(crate::clock::SystemClock), Arc::new(crate::entropy::SystemEntropy::default()));
-        let tokens = Tokens::new(store.clone(), clock, entropy, Vec::new());
-        let callers = Arc::new(Callers::new(local, tokens, loopback));
-        let settings = Settings { nameless_release: true, ..SETTINGS };
+        let tokens = Tokens::new(store.clone(), clock, entropy);
+        let callers = Arc::new(Callers::new(local, tokens, loopback).with_forges(forges, None));
+        let often = std::num::NonZeroU32::new(1000).expect("not zero");
+        let rates = Rates { strangers: often, ..Rates::DEFAULT };
+        let settings = Settings { nameless_release: true, rates, ..SETTINGS };
         let router = Api::new(heart.clone(), callers, store.clone(), Arc::new(Metrics::new()), settings).router();
         Self { router, heart, store }
     }
@@ -84,8 +93,9 @@ async fn who_shows_nothing_gets_nothing() {
         for one in &super::super::access::ENDPOINTS {
             let path = one.path().replace("{key}", OWN).replace("{id}", "0000000000000000").replace("{name}", "x");
             let answer = door.answer(from, &[], one.method().as_str(), &path, &route("github.com/org/repo")).await;
-            let is_open =
-                ["/healthz", "/v1/openapi.json", "/complete"].contains(&one.path()) || path.ends_with("/renew");
+            let is_open = ["/healthz", "/v1/openapi.json", "/complete"].contains(&one.path())
+                || path.ends_with("/renew")
+                || path.starts_with("/v1/challenges");
             assert_eq!(answer.status() == StatusCode::UNAUTHORIZED, !is_open, "{path}: {}", answer.status());
             assert_eq!(answer.headers().contains_key(header::WWW_AUTHENTICATE), !is_open, "{path}");
         }
@@ -100,6 +110,28 @@ async fn who_shows_nothing_gets_nothing() {
     }
 }
 
+/// W10, and each is told when to come again.
+#[tokio::test]
+async fn who_asks_too_often_waits_and_nobody_else() {
+    let door = Door::new(Loopback::Builder);
+    let made = door.token("builder", &["*"]).await;
+    let mut refused = 0;
+    for _ in 0..200 {
+        let answer = door.answer(far(), &[&made.token], "POST", "/prewarm", BODY).await;
+        if answer.status() == StatusCode::TOO_MANY_REQUESTS {
+            assert!(answer.headers().contains_key(header::RETRY_AFTER));
+            refused += 1;
+        }
+    }
+    assert!(refused > 0);
+    let other = door.token("builder", &["*"]).await;
+    let elsewhere = Source::Tcp("203.0.113.99".parse().expect("an address"));
+    for (from, shown) in [(elsewhere, &[other.token.as_str()][..]), (near(), &[]), (own_source(), &[])] {
+        assert_eq!(door.ask(from, shown, "POST", "/prewarm", BODY).await.0, 202, "{from:?}");
+    }
+    assert_eq!(door.ask(far(), &[], "GET", "/healthz", "").await.0, 200);
+}
+
 #[tokio::test]
 async fn a_program_of_this_host_may_build_until_there_are_tokens() {
     let door = Door::new(Loopback::UntilTokens);
@@ -112,6 +144,9 @@ async fn a_program_of_this_host_may_build_until_there_are_tokens() {
     let made = door.token("builder", &["*"]).await;
     assert_eq!(door.ask(near(), &[], "POST", "/route", BODY).await.0, 401, "now there is something to show");
     assert_eq!(door.ask(near(), &[&made.token], "POST", "/route", BODY).await.0, 200);
+    let path = format!("/v1/tokens/{}", made.view.id);
+    assert_eq!(door.ask(own_source(), &[], "DELETE", &path, "").await.0, 204);
+    assert_eq!(door.ask(near(), &[], "POST", "/route", BODY).await.0, 401, "what was closed is not opened by an end");
 }
 
 #[tokio::test]
@@ -153,6 +188,39 @@ async fn a_list_shows_what_its_reader_may_see() {
     assert_eq!((status, count(&none)), (200, 0));
     let of_all = door.token("builder", &["*"]).await;
     assert_eq!(count(&door.ask(far(), &[&of_all.token], "GET", "/v1/projects", "").await.1), count(&all));
+}
+
+/// K7, F51 and F52: what the request says of itself counts only where it lowers trust.
+#[tokio::test]
+async fn a_build_gets_the_daemon_of_what_its_forge_says_it_is() {
+    let (forges, token) = github_at_the_door();
+    let door = Door::with(Loopback::Nothing, Some(forges));
+    let trusted = token(&json!({}));
+    let of_pull_request = token(&json!({"ref": "refs/pull/7/merge", "event_name": "pull_request"}));
+    let asked = async |token: &str, body: &str| {
+        let (status, text) = door.ask(far(), &[token], "POST", "/route", body).await;
+        assert_eq!(status, 200, "{text}");
+        let (spec, options) = door.heart.routes.lock().expect("no panic").pop().expect("a route");
+        (spec.repo.to_string(), options.caller.untrusted, options.caller.pull_request)
+    };
+    let own = "github.com/socialgouv/foo".to_owned();
+    let victim = r#"{"repo":"github.com/victim/repo","arch":"amd64"}"#;
+    assert_eq!(asked(&trusted, victim).await, (own.clone(), false, None));
+    assert_eq!(asked(&trusted, r#"{"arch":"amd64"}"#).await, (own.clone(), false, None), "it need not say so itself");
+    let lowered = r#"{"arch":"amd64","untrusted":true,"pullRequest":"8"}"#;
+    assert_eq!(asked(&trusted, lowered).await, (own.clone(), true, Some("8".to_owned())));
+    for body in [victim, lowered, r#"{"arch":"amd64","untrusted":false}"#] {
+        assert_eq!(asked(&of_pull_request, body).await, (own.clone(), true, Some("7".to_owned())), "{body}");
+    }
+    let path = format!("/v1/projects/{OWN}");
+    for (token, path, status) in
+        [(&trusted, path.as_str(), 403), (&of_pull_request, &path, 403), (&trusted, "/metrics", 403)]
+    {
+        assert_eq!(door.ask(far(), &[token], "GET", path, "").await.0, status, "{path}");
+    }
+    let over = token(&json!({"exp": 1}));
+    let (status, text) = door.ask(far(), &[&over], "POST", "/route", victim).await;
+    assert!(status == 401 && text.contains("ended") && !text.contains(&over), "{text}");
 }
 
 /// F18: an error of the lookup is neither "there is none" nor "it is yours".
@@ -261,6 +329,47 @@ async fn who_changed_something_is_in_the_journal() {
     assert_eq!(asked.as_deref(), Some(who.as_str()));
 }
 
+/// It is carried out all the same, so it is told of all the same.
+#[tokio::test]
+async fn who_hangs_up_is_in_the_journal_too() {
+    let door = Door::new(Loopback::Nothing);
+    door.heart.hangs.store(true, Ordering::SeqCst);
+    let path = format!("/v1/projects/{OWN}/stop");
+    {
+        let asked = door.ask(own_source(), &[], "POST", &path, "");
+        tokio::select! {
+            answer = asked => panic!("it hangs: {answer:?}"),
+            () = door.heart.changed.notified() => {}
+        }
+    }
+    door.store.ping().await.expect("is written");
+    let told = door.store.events(0, 100).await.expect("reads");
+    assert!(told.iter().any(|event| event.kind == "audit" && event.text.contains("stop: hung up")), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_may_no_more_reads_on_for_seconds_only() {
+    let door = Door::new(Loopback::Nothing);
+    let made = door.token("operator", &[]).await;
+    let answer = door.answer(far(), &[&made.token], "GET", "/v1/events", "").await;
+    assert_eq!(answer.status(), 200);
+    let reading = tokio::spawn(to_bytes(answer.into_body(), 1 << 20));
+    // The clock stands still but for this: it is read on while the token counts.
+    for _ in 0..3 {
+        tokio::time::advance(Duration::from_secs(6)).await;
+        door.store
+            .record(crate::store::NewEvent::new(kiln_domain::Timestamp::EPOCH, None, "test", "x"))
+            .await
+            .expect("told");
+    }
+    assert!(!reading.is_finished());
+    let path = format!("/v1/tokens/{}", made.view.id);
+    assert_eq!(door.ask(own_source(), &[], "DELETE", &path, "").await.0, 204);
+    tokio::time::advance(Duration::from_secs(6)).await;
+    let read = reading.await.expect("no panic").expect("ended");
+    assert!(String::from_utf8_lossy(&read).contains("data:"));
+}
+
 /// A token that is over counts for nothing, on the second.
 #[tokio::test]
 async fn a_token_ends() {
@@ -273,7 +382,7 @@ async fn a_token_ends() {
     let (store, disk) = Store::in_memory().expect("opens");
     let clock = Arc::new(At(1_000_000.into()));
     let entropy = Arc::new(crate::entropy::SystemEntropy::default());
-    let tokens = Tokens::new(store, clock.clone(), entropy, Vec::new());
+    let tokens = Tokens::new(store, clock.clone(), entropy);
     let local = Local::new(Vec::new(), 0, Arc::new(SystemAccounts));
     let callers = Callers::new(local, tokens, Loopback::Nothing);
     let wanted = crate::identity::Wanted {

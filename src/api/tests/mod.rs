@@ -40,8 +40,12 @@ use crate::identity::Source;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const TOKEN: [u8; 8] = [0xab; 8];
-const SETTINGS: Settings =
-    Settings { route_wait: Duration::from_secs(180), nameless_release: false, drain: Duration::from_secs(30) };
+const SETTINGS: Settings = Settings {
+    route_wait: Duration::from_secs(180),
+    nameless_release: false,
+    drain: Duration::from_secs(30),
+    rates: Rates::DEFAULT,
+};
 const BODY: &str = r#"{"repo":"github.com/org/repo","arch":"amd64"}"#;
 
 /// Whoever runs the tests, on the unix socket.

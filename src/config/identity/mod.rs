@@ -132,6 +132,11 @@ const fn default_leeway() -> Duration {
 }
 
 impl Identity {
+    /// Whether anybody can prove anything by what a forge says.
+    pub fn proves_anything(&self) -> bool {
+        self.has_issuers() || !self.challenges.is_empty()
+    }
+
     /// Whether anybody can prove anything by a token of a forge.
     pub fn has_issuers(&self) -> bool {
         !self.issuers.is_empty()

@@ -89,17 +89,17 @@ impl GitHub {
         let place = Place { path: format!("{}{path}", self.api.path.trim_end_matches('/')), ..self.api.clone() };
         let answer = self.send(&place, Some(&self.credentials), MOST_BYTES).await?;
         check(&answer)?;
-        answer.document(&place, MOST_BYTES).map_err(|error| unavailable(in_one_line(&error)))
+        answer.document(&place, MOST_BYTES).map_err(|error| unavailable(&in_one_line(&error)))
     }
 
     async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, ForgeError> {
         let text = self.ask(path).await?;
-        serde_json::from_slice(&text).map_err(|error| unavailable(format!("{path} is not what was expected: {error}")))
+        serde_json::from_slice(&text).map_err(|error| unavailable(&format!("{path} is not what was expected: {error}")))
     }
 
     async fn send(&self, place: &Place, bearer: Option<&str>, most: usize) -> Result<Answer, ForgeError> {
         let answer = self.web.ask(&Question { place, bearer, most }).await;
-        answer.map_err(|error| unavailable(in_one_line(&error)))
+        answer.map_err(|error| unavailable(&in_one_line(&error)))
     }
 
     /// `None` where there is none yet.
@@ -110,7 +110,7 @@ impl GitHub {
         if answer.status.is_redirection() {
             let there = answer.location.as_deref().and_then(|there| Place::parse(there).ok());
             let there = there.filter(|there| there.tls >= self.api.tls);
-            let there = there.ok_or_else(|| unavailable("a log is to be at an address that is none".to_owned()))?;
+            let there = there.ok_or_else(|| unavailable("a log is to be at an address that is none"))?;
             answer = self.send(&there, None, MOST_LOG_BYTES).await?;
         }
         match answer.status {
@@ -217,21 +217,27 @@ fn check(answer: &Answer) -> Result<(), ForgeError> {
         StatusCode::OK => Ok(()),
         StatusCode::NOT_FOUND => Err(ForgeError::Refused("there is no such run")),
         StatusCode::MOVED_PERMANENTLY => Err(ForgeError::Refused("the repository has another name by now")),
-        StatusCode::UNAUTHORIZED => Err(unavailable("the credentials are refused: make new ones".to_owned())),
-        status => Err(unavailable(format!("it answered {status}"))),
+        StatusCode::UNAUTHORIZED => Err(unavailable("the credentials are refused: make new ones")),
+        status => Err(unavailable(&format!("it answered {status}"))),
     }
 }
 
-fn unavailable(why: String) -> ForgeError {
-    ForgeError::Unavailable { why: kiln_token::shown_within(&why, 400), retry_after: Duration::from_secs(30) }
+fn unavailable(why: &str) -> ForgeError {
+    ForgeError::Unavailable { why: kiln_token::shown_within(why, 400), retry_after: Duration::from_secs(30) }
 }
+
+const MOST_OF_CREDENTIALS: u64 = 4096;
 
 /// F48: without the end of the line that editors put there.
 pub(super) fn credentials(path: &Path) -> Result<String, SetupError> {
     let read = |source| SetupError::Read { path: path.to_owned(), source };
     let wrong = |why| SetupError::Credentials { path: path.to_owned(), why };
-    let mode = std::fs::metadata(path).map_err(read)?.permissions().mode();
-    if mode & 0o077 != 0 {
+    let seen = std::fs::metadata(path).map_err(read)?;
+    // A pipe would be waited for, and a device has no end.
+    if !seen.is_file() || seen.len() > MOST_OF_CREDENTIALS {
+        return Err(wrong("is no file of at most 4 KiB"));
+    }
+    if seen.permissions().mode() & 0o077 != 0 {
         return Err(wrong("can be read by others: chmod 0600"));
     }
     let text = std::fs::read_to_string(path).map_err(read)?;

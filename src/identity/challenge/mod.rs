@@ -141,7 +141,7 @@ impl Challenges {
     /// A challenge for a run of a repository. Asks nobody.
     pub fn ask(&self, repo: &str, run: u64) -> Result<Asked, ChallengeError> {
         let repo = RepoName::parse(repo)?;
-        if self.door(&repo).is_none() {
+        if self.door(&repo).is_none_or(|door| !is_of_a_forge(&repo, &door.host)) {
             return Err(ChallengeError::NotListed { repo });
         }
         let words = format!("kiln-challenge-{}", &self.random()?[..32]);
@@ -169,7 +169,7 @@ impl Challenges {
                 let token = format!("{TOKEN_PREFIX}{}", self.random()?);
                 let grant = Grant { repo: asked.repo, run: asked.run, fork };
                 let until = self.book().grant(secret, &token, grant, self.clock.now());
-                until.map_or(Err(ChallengeError::Unknown), |until| Ok(Answered::Granted { token, until }))
+                until.map(|until| Answered::Granted { token, until }).ok_or(ChallengeError::Unknown)
             }
             Err(ForgeError::Refused(why)) => {
                 self.book().forget(secret);
@@ -232,6 +232,14 @@ impl ChallengeError {
             Self::Entropy(_) => Refusal::Unavailable { retry_after: Duration::from_secs(1) },
         }
     }
+}
+
+/// `host/owner/name`, and nothing that only looks like it.
+fn is_of_a_forge(repo: &RepoName, host: &str) -> bool {
+    let is_name = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let is_part = |part: &str| !part.is_empty() && part != "." && part != ".." && part.bytes().all(is_name);
+    let path = repo.as_str().strip_prefix(host).and_then(|rest| rest.strip_prefix('/'));
+    path.and_then(|path| path.split_once('/')).is_some_and(|(owner, name)| is_part(owner) && is_part(name))
 }
 
 /// Unlike that of tokens that an admin gives out.

@@ -15,7 +15,6 @@ use tokio_util::task::AbortOnDropHandle;
 use super::book::{BETWEEN_LOOKS, CHALLENGE_LIFE, MOST_LOOKS, MOST_OF_ONE, TOKEN_LIFE};
 use super::*;
 use crate::config::identity::ForgeKind;
-use crate::identity::oidc::Refusal;
 
 const NOW: i64 = 1_900_000_000;
 const RUN: u64 = 30_433_642;

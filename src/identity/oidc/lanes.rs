@@ -64,12 +64,17 @@ fn is_for(rule: &ClaimRule, claims: &Claims, otherwise: bool) -> bool {
 }
 
 fn is_trusted_run(name: &str, event: &str) -> bool {
-    !name.starts_with("refs/pull/") && (event.is_empty() || TRUSTED_EVENTS.contains(&event))
+    is_branch_or_tag(name) && (event.is_empty() || TRUSTED_EVENTS.contains(&event))
+}
+
+/// Or is not told. What is no text, or of a kind that nobody has heard of, is neither.
+fn is_branch_or_tag(name: &str) -> bool {
+    name.is_empty() || name.starts_with("refs/heads/") || name.starts_with("refs/tags/")
 }
 
 fn is_trusted_pipeline(claims: &Claims) -> bool {
     let source = said(claims, "pipeline_source");
-    if said(claims, "ref_path").starts_with("refs/merge-requests/") {
+    if !is_branch_or_tag(&said(claims, "ref_path")) {
         return false;
     }
     match source.as_str() {

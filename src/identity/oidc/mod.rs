@@ -50,7 +50,7 @@ mod repository;
 pub(super) mod roots;
 mod signature;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use keeper::IssuerState;
 pub use roots::RootsError;

@@ -58,8 +58,17 @@ impl Roots {
     }
 }
 
+/// Every authority of the world takes a twentieth.
+const MOST_BYTES: u64 = 4 << 20;
+
 fn of_file(path: &Path) -> Result<RootCertStore, RootsError> {
-    let text = std::fs::read(path).map_err(|source| RootsError::Read { path: path.to_owned(), source })?;
+    let read = |source| RootsError::Read { path: path.to_owned(), source };
+    let seen = std::fs::metadata(path).map_err(read)?;
+    // A pipe would be waited for, and a device has no end.
+    if !seen.is_file() || seen.len() > MOST_BYTES {
+        return Err(read(std::io::Error::other("it is no file of at most 4 MiB")));
+    }
+    let text = std::fs::read(path).map_err(read)?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&text) {
         let added = certificate.is_ok_and(|certificate| roots.add(certificate).is_ok());

@@ -57,6 +57,18 @@ impl Disk {
         self.trash.iter().map(|(entry, _)| entry.clone()).collect()
     }
 
+    /// What an entry of the trash tells of its project.
+    pub(super) fn mark(&mut self, name: &TrashName, properties: Properties) {
+        if let Some((entry, _)) = self.trash.iter_mut().find(|(entry, _)| entry.name == *name) {
+            entry.properties = properties;
+        }
+    }
+
+    pub(super) fn bring_back(&mut self, name: &TrashName) -> Properties {
+        let mut back = self.trash.extract_if(.., |(entry, _)| entry.name == *name);
+        back.next().map_or_else(Properties::new, |(entry, _)| entry.properties)
+    }
+
     pub(super) fn purge(&mut self, name: &TrashName) {
         let gone: u64 = self.trash.extract_if(.., |(entry, _)| entry.name == *name).map(|(_, bytes)| bytes).sum();
         self.let_go(gone);

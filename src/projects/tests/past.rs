@@ -1,10 +1,13 @@
 //! The past of a cache, and copies of it, on a model host.
 
+use kiln_domain::admission::HostLoad;
 use kiln_domain::cache::HistoryPolicy;
 use kiln_domain::cache::fanout::FanOutPolicy;
-use kiln_domain::{Snapshot, SnapshotName, Timestamp, Verdict};
+use kiln_domain::{ProjectRecord, Snapshot, SnapshotName, Timestamp, Verdict};
 
+use super::super::host_effects::properties;
 use super::*;
+use crate::host::volumes::TrashName;
 
 const FIRST: SnapshotName = SnapshotName::new(1);
 
@@ -120,6 +123,47 @@ async fn by_force_it_goes_back_under_a_build_and_comes_up_again() {
     assert_eq!(bench.count(Step::StartInstance), 2);
 }
 
+/// As one does that was given up on, and lands late.
+#[tokio::test]
+async fn a_cache_does_not_go_back_under_a_daemon_that_came_up_since_the_last_look() {
+    let bench = bench_with(policy());
+    build(&bench).await;
+    bench.projects.snapshot(&key()).await.expect("taken");
+    bench.effects.close_eyes();
+    let projects = bench.projects.clone();
+    let back = tokio::spawn(async move { projects.rollback(&key(), Some(FIRST), false).await });
+    let stop = Step::StopInstance(Stop::Graceful);
+    bench.until("it is stopped", async |b| b.count(stop) == 1).await;
+    bench.effects.start_anew(&key());
+    bench.effects.open_eyes();
+    assert_eq!(back.await.expect("no panic").expect("back"), FIRST);
+    assert_eq!(bench.count(stop), 2, "the other, too");
+    assert_eq!(bench.steps().into_iter().rfind(|step| !step.is_upkeep()), Some(Step::Rollback(FIRST)));
+}
+
+/// The greater wish goes before, and the way back has nothing left to lead to.
+#[tokio::test]
+async fn a_way_back_that_a_removal_overtakes_is_not_said_to_be_done() {
+    let bench = bench_with(policy());
+    build(&bench).await;
+    bench.projects.snapshot(&key()).await.expect("taken");
+    bench.effects.gate.forget_permits(usize::MAX);
+    let asked = async |count: usize| {
+        bench.until("it was heard", async |b| events(b, "asked").await.len() == count).await;
+    };
+    let projects = bench.projects.clone();
+    let back = tokio::spawn(async move { projects.rollback(&key(), Some(FIRST), false).await });
+    asked(1).await;
+    let projects = bench.projects.clone();
+    let removal = tokio::spawn(async move { projects.remove(&key()).await });
+    asked(2).await;
+    bench.effects.gate.add_permits(100);
+    removal.await.expect("no panic").expect("removed");
+    let back = back.await.expect("no panic");
+    assert!(matches!(&back, Err(VerbError::NoCache(of)) if *of == key()), "{back:?}");
+    assert_eq!(bench.count(Step::Rollback(FIRST)), 0);
+}
+
 #[tokio::test]
 async fn an_empty_cache_is_had_for_the_asking() {
     let bench = bench_with(policy());
@@ -130,6 +174,23 @@ async fn an_empty_cache_is_had_for_the_asking() {
     assert_eq!(bench.count(Step::DiscardCache), 1);
     assert!(bench.route().await.ready);
     assert_eq!(bench.count(Step::CreateVolume), 2);
+}
+
+/// The worker stays for a lease whose daemon has no place, and has seen that there is no cache.
+#[tokio::test]
+async fn a_cache_that_comes_back_from_the_trash_is_not_taken_for_gone() {
+    let bench = bench_with(policy());
+    let _held = bench.route().await;
+    bench.effects.set_load(HostLoad { storage: Some(99.0), ..HostLoad::default() });
+    tokio::time::sleep(Duration::from_millis(1100)).await; // A reading of the host is good for a second.
+    bench.projects.reset(&key(), true).await.expect("emptied");
+    let name = TrashName::new(key(), 7);
+    bench.effects.throw_away(name.clone(), Timestamp::EPOCH, 1);
+    let record = ProjectRecord::new(spec(), Ipv4Addr::LOCALHOST, Timestamp::EPOCH);
+    bench.effects.mark_in_trash(&name, properties(&record));
+    bench.projects.restore(&name.to_string()).await.expect("restored");
+    bench.projects.reset(&key(), true).await.expect("emptied again");
+    assert_eq!(bench.count(Step::DiscardCache), 2, "also of what came back");
 }
 
 /// It was done, and nobody was told: those that were newer are not there any more, and what is left is the newest.

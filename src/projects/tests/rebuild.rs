@@ -15,7 +15,7 @@ use crate::store::StoreError;
 #[tokio::test(start_paused = true)]
 async fn a_rebuild_while_the_runtime_is_away_is_whole_when_it_is_back() {
     let marks = |spec: &BuildSpec, settings: &str| {
-        let address = "10.88.0.9".parse().expect("an address");
+        let address = "127.88.0.9".parse().expect("an address");
         let record = ProjectRecord::new(spec.clone(), address, kiln_domain::Timestamp::EPOCH);
         let mut marks = properties(&record);
         marks.insert("settings".to_owned(), settings.to_owned());
@@ -25,7 +25,7 @@ async fn a_rebuild_while_the_runtime_is_away_is_whole_when_it_is_back() {
     let effects = Arc::new(ModelEffects::default());
     let volume = (Key::of(&with_cache), marks(&with_cache, r#"{"tier":"hot"}"#));
     let instance = (Key::of(&without), marks(&without, ""));
-    let (of_a_fork, at) = (Identity::fork(with_cache.clone()), "10.88.0.10".parse().expect("an address"));
+    let (of_a_fork, at) = (Identity::fork(with_cache.clone()), "127.88.0.10".parse().expect("an address"));
     let fork = ProjectRecord::of(of_a_fork, at, kiln_domain::Timestamp::EPOCH);
     let stopped = |name: &str, key: &Key, properties| FoundInstance {
         name: name.into(),
@@ -92,4 +92,37 @@ async fn an_orphan_that_runs_is_not_removed_under_its_builds() {
     let bench = Bench::new(effects);
     let refused = bench.projects.remove_orphan(OrphanKind::Instance, "an instance").await;
     assert!(matches!(&refused, Err(ReconcileError::Taken(why)) if why.contains("is running")), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_old_mark_takes_no_running_daemon_s_address() {
+    let found = |spec: &BuildSpec, last: u8| {
+        let at = std::net::Ipv4Addr::new(127, 88, 0, last);
+        ProjectRecord::new(spec.clone(), at, kiln_domain::Timestamp::EPOCH)
+    };
+    // The first got its address again when its cache came back from the trash, or so its mark says.
+    let (of_before, runs, sleeps) = (found(&spec_of(1), 2), found(&spec_of(2), 2), found(&spec_of(3), 1));
+    let volume = |record: &ProjectRecord| FoundVolume {
+        name: format!("live/{}", record.key),
+        key: Some(record.key.clone()),
+        properties: properties(record),
+    };
+    let instance = FoundInstance {
+        name: runs.key.daemon_name(),
+        key: Some(runs.key.clone()),
+        properties: properties(&runs),
+        running: true,
+    };
+    let effects = Arc::new(ModelEffects::default());
+    let volumes = [&of_before, &runs, &sleeps].map(volume).to_vec();
+    effects.set_found(Survey { volumes, instances: vec![instance] });
+    let bench = Bench::in_memory(effects, config(policy()));
+    let attending = bench.projects.start(bench.running.clone()).await.expect("the store can be read");
+    let address = async |of: &ProjectRecord| {
+        bench.projects.store().project(&of.key).await.expect("read").expect("is there").address
+    };
+    assert_eq!(address(&runs).await, runs.address, "it runs there");
+    assert_eq!(address(&sleeps).await, sleeps.address, "and whoever gets another takes nobody's");
+    assert!(![runs.address, sleeps.address].contains(&address(&of_before).await));
+    drop(attending);
 }

@@ -68,6 +68,7 @@ impl Worker {
     }
 
     pub(super) fn start_step(&mut self, step: Step) {
+        self.stepped = Some(step);
         let shared = Arc::clone(&self.shared);
         let (record, settings) = (self.record.clone(), self.settings.clone());
         let task = tokio::spawn(async move {
@@ -91,7 +92,7 @@ impl Worker {
                 if let Some(words) = last_words {
                     self.note_death(&words);
                 }
-                self.doubtful = false;
+                (self.doubtful, self.stepped) = (false, None);
                 self.note_run(&seen);
                 self.observed = Some((seen, self.now()));
                 self.outdate_if_full();

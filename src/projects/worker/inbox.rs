@@ -85,7 +85,7 @@ impl Worker {
             Message::Snapshot { reply } => self.snapshot_askers.push(reply),
             Message::Thin { keep, reply } => self.thinners.push(Thinner { keep, reply }),
             Message::Judged { snapshot, verdict } => self.judged(snapshot, verdict),
-            Message::InstanceChanged => self.something_happened(Occasion::Event),
+            Message::HostChanged => self.something_happened(Occasion::Event),
             Message::Suspect => self.run.health.suspect(),
             Message::RoomWanted => self.run.room_wanted = true,
             Message::Nudge => {}

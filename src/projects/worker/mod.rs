@@ -120,6 +120,8 @@ pub(super) struct Worker {
     look: Option<Occasion>,
     /// The last look failed, and what was seen before is held to be true until another succeeds.
     doubtful: bool,
+    /// The last step that was begun since the last look.
+    stepped: Option<Step>,
     /// Something happened to the instance since the last look began.
     changed_since: bool,
     setbacks: Setbacks,
@@ -200,6 +202,7 @@ impl Worker {
             observed: None,
             look: None,
             doubtful: false,
+            stepped: None,
             changed_since: false,
             setbacks: Setbacks::default(),
             place: Place::Unasked,
@@ -259,6 +262,8 @@ impl Worker {
 
     /// Its record is gone: whoever still waits asks again, and makes a new project.
     fn leave(mut self) {
+        // What was asked for of the cache was not done to it: it has gone.
+        self.answer_wishes(|wish| matches!(wish, StopWish::Rollback(_)), &Err(StopRefusal::NoCache));
         self.answer_stoppers(&Ok(()));
         self.answer_snapshot_askers(&StopRefusal::NoCache);
         let text = "the project was being removed".to_owned();
@@ -300,6 +305,11 @@ impl Worker {
                 self.place = self.ask_for_place().await;
                 self.follow_the_clock();
                 self.queued_since = Some(Instant::now());
+                continue;
+            }
+            // Nothing may run on it. A start that was given up on lands when it likes, and nobody may tell.
+            if self.stepped.is_some() && step.is_some_and(Step::takes_the_cache) {
+                self.look = Some(Occasion::Event);
                 continue;
             }
             if self.place == Place::Admitted

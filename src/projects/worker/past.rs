@@ -209,7 +209,7 @@ impl Worker {
         }
     }
 
-    fn answer_wishes(&mut self, is_met: impl Fn(StopWish) -> bool, answer: &Result<(), StopRefusal>) {
+    pub(super) fn answer_wishes(&mut self, is_met: impl Fn(StopWish) -> bool, answer: &Result<(), StopRefusal>) {
         for stopper in std::mem::take(&mut self.stoppers) {
             if is_met(stopper.wish) {
                 drop(stopper.reply.send(answer.clone()));

@@ -25,6 +25,7 @@ fn token(number: u8) -> TokenRecord {
 async fn a_token_outlives_a_restart_and_is_gone_when_it_is_revoked() {
     let place = Place::new();
     let store = place.open();
+    assert!(!store.tokens_were_given().await.expect("reads"));
     for number in [2, 1] {
         store.add_token(&token(number), event("made")).await.expect("is written");
     }
@@ -38,8 +39,10 @@ async fn a_token_outlives_a_restart_and_is_gone_when_it_is_revoked() {
     assert!(store.remove_token(&token(1).id, event("revoked")).await.expect("is written"));
     assert!(!store.remove_token(&token(1).id, event("revoked twice")).await.expect("is written"));
     assert_eq!(store.tokens().await.expect("reads"), [token(2)]);
+    assert!(store.remove_token(&token(2).id, event("revoked, too")).await.expect("is written"));
+    assert!(store.tokens_were_given().await.expect("reads"), "also when all are gone");
     let told: Vec<_> = store.events(0, 9).await.expect("reads").into_iter().map(|event| event.text).collect();
-    assert_eq!(told, ["made", "made", "revoked"]);
+    assert_eq!(told, ["made", "made", "revoked", "revoked, too"]);
 }
 
 #[tokio::test]

@@ -118,8 +118,10 @@ impl Scope {
         Self(vec![RepoPattern::EVERYTHING])
     }
 
+    /// A name with `.` or `..` in it is no repository's, and would read as one that it is not.
     pub fn holds(&self, repo: &RepoName) -> bool {
-        self.0.iter().any(|pattern| pattern.matches(repo))
+        let is_odd = repo.as_str().split('/').any(|part| part == "." || part == "..");
+        !is_odd && self.0.iter().any(|pattern| pattern.matches(repo))
     }
 
     pub fn patterns(&self) -> &[RepoPattern] {

@@ -36,7 +36,7 @@ const fn row_of(verb: Verb) -> Row {
         Verb::Greet => row([Any, Any, Any, Any, Any, Any]),
         Verb::Watch => row([Any, Any, No, No, No, No]),
         Verb::Route => row([Own, No, Own, Own, Own, No]),
-        Verb::Prewarm => row([Any, No, Own, Own, Own, No]),
+        Verb::Prewarm => row([Own, No, Own, Own, Own, No]),
         Verb::Release => row([Any, Any, Any, Any, Any, Any]),
         Verb::ReleaseOldest => row([Any, No, Own, Own, No, No]),
         Verb::Renew => row([Any, Any, Any, Any, Any, Any]),

@@ -94,6 +94,9 @@ fn a_holder_mends_what_it_holds_and_cuts_nobody_off() {
     for verb in [Verb::Force, Verb::Configure, Verb::Remove, Verb::SeeHost, Verb::Follow] {
         assert_eq!(may(&holder, verb), [false; 4], "{verb}");
     }
+    let odd = repo("github.com/org/own/../other");
+    let all_below = Standing::Holder { scope: scope(&["github.com/org/own/*"]), lane: Lane::Trusted };
+    assert!(decide(&all_below, Verb::Route, Target::Project(&odd)).is_err());
     let nobody = Standing::Holder { scope: Scope::default(), lane: Lane::Trusted };
     assert_eq!(may(&nobody, Verb::Route), [false; 4], "an empty scope holds nothing");
 }
@@ -107,7 +110,9 @@ fn an_operator_keeps_the_host_going_and_lets_nobody_in() {
     for verb in [Verb::Configure, Verb::Remove, Verb::Mend, Verb::Discard, Verb::Admit] {
         assert_eq!(may(&operator, verb), [false; 4], "{verb}");
     }
-    assert_eq!(may(&operator, Verb::Route), [false; 4], "no build of what it was not named for");
+    for verb in [Verb::Route, Verb::Prewarm] {
+        assert_eq!(may(&operator, verb), [false; 4], "{verb}: no build of what it was not named for");
+    }
 }
 
 #[test]

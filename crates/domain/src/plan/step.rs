@@ -111,6 +111,11 @@ impl Step {
         )
     }
 
+    /// Whether it puts the cache out of its place, from under whatever runs on it.
+    pub const fn takes_the_cache(self) -> bool {
+        matches!(self, Self::Discard | Self::DestroyVolume | Self::Rollback(_) | Self::DiscardCache)
+    }
+
     /// Whether somebody asked for just this, and is told when it fails.
     pub const fn is_a_wish(self) -> bool {
         matches!(self, Self::Rollback(_) | Self::DiscardCache | Self::DestroyVolume)

@@ -8,11 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Check;
 use super::steady::{Life, Steady};
+use crate::cast::Cast;
 use crate::config::{POLICY, SECOND};
 use crate::history::{Change, Entry, Fact, Incarnation, LeaseId, LeaseRow, Project, Request, Verb};
 
-#[derive(Default)]
 pub(super) struct NoBuildIsCut {
+    cast: Cast,
     clock: Steady,
     /// `None`: it was released.
     leases: BTreeMap<LeaseId, Option<Held>>,
@@ -25,12 +26,16 @@ pub(super) struct NoBuildIsCut {
     stopping: BTreeMap<Incarnation, Stopping>,
     /// Daemons in which nothing goes on any more: there is no build left in one to protect.
     dead: BTreeSet<Incarnation>,
+    /// Since when each cache is on its way out.
+    freeing: BTreeMap<Project, u64>,
 }
 
 /// A lease as kilnd has to see it.
 struct Held {
     project: Project,
     life: Life,
+    /// At the latest.
+    born: u64,
     /// When its client began to renew it: the answer comes later.
     renewing: u64,
 }
@@ -105,9 +110,29 @@ impl Known {
 }
 
 impl NoBuildIsCut {
+    pub(super) fn new(cast: Cast) -> Self {
+        Self {
+            cast,
+            clock: Steady::default(),
+            leases: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            builds: BTreeMap::new(),
+            daemons: BTreeMap::new(),
+            forcing: BTreeMap::new(),
+            forced: BTreeSet::new(),
+            stopping: BTreeMap::new(),
+            dead: BTreeSet::new(),
+            freeing: BTreeMap::new(),
+        }
+    }
+
     fn live_lease(&self, entry: &Entry, project: Project) -> Option<LeaseId> {
+        self.live_lease_from_before(entry, project, u64::MAX)
+    }
+
+    fn live_lease_from_before(&self, entry: &Entry, project: Project, before: u64) -> Option<LeaseId> {
         let (age, connected) = (self.clock.age(entry), self.is_connected(project));
-        let alive = |held: &Held| held.project == project && held.life.is_alive(age, connected);
+        let alive = |held: &Held| held.project == project && held.born < before && held.life.is_alive(age, connected);
         self.leases.iter().find(|(_, held)| held.as_ref().is_some_and(alive)).map(|(id, _)| *id)
     }
 
@@ -120,6 +145,16 @@ impl NoBuildIsCut {
             {
                 held.life.taken_up(entry, age, row);
             }
+        }
+    }
+
+    /// What is only a copy goes with its project's row, which takes nobody any more: its lease would be one of nothing. A project stays,
+    /// and who comes when its cache is on its way out gets an empty one, as a moment later; who was there before is not to lose it.
+    fn freed(&self, entry: &Entry, project: Project) -> Result<(), String> {
+        let began = self.freeing.get(&project).copied().filter(|_| !self.cast.is_derived(project));
+        match self.live_lease_from_before(entry, project, began.unwrap_or(u64::MAX)) {
+            Some(lease) => Err(format!("{project} was taken away while lease {lease} is alive")),
+            None => Ok(()),
         }
     }
 
@@ -226,7 +261,8 @@ impl Check for NoBuildIsCut {
             }
             Fact::Leased { request, lease, project, row: Some(row), .. } => {
                 let life = self.clock.born(entry, *request, row);
-                let held = Held { project: *project, life, renewing: self.clock.age(entry) };
+                let born = self.clock.born_at_the_latest(entry, *request, row);
+                let held = Held { project: *project, life, born, renewing: self.clock.age(entry) };
                 self.leases.entry(*lease).or_insert(Some(held));
             }
             Fact::Renewed { lease, change, .. } => {
@@ -257,12 +293,8 @@ impl Check for NoBuildIsCut {
                 verb: Verb::Force | Verb::Rollback { force: true, .. } | Verb::Reset { force: true },
                 project,
             } => drop(self.forcing.insert(*request, *project)),
-            // Leased from birth on: what is only a copy goes, and its lease would be one of nothing.
-            Fact::Freed { project, .. } => {
-                if let Some(lease) = self.live_lease(entry, *project) {
-                    return Err(format!("{project} was taken away while lease {lease} is alive"));
-                }
-            }
+            Fact::FreeBegan { project } => drop(self.freeing.insert(*project, self.clock.age(entry))),
+            Fact::Freed { project, .. } => return self.freed(entry, *project),
             Fact::HungUp { request } => {
                 if let Some(project) = self.forcing.remove(request) {
                     self.forced.insert(project);

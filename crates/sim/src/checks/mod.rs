@@ -34,7 +34,7 @@ impl Checks {
         let cast = Cast { projects: profile.projects };
         let mut checks: Vec<Box<dyn Check + Send>> = vec![
             Box::new(identity::OneDaemonPerVolume::default()),
-            Box::new(builds::NoBuildIsCut::default()),
+            Box::new(builds::NoBuildIsCut::new(cast)),
             Box::new(caches::NoCacheIsLost::new(cast)),
             Box::new(leases::AnAnswerIsAPromise::new(cast)),
             Box::new(identity::AnAnswerNamesADaemon::default()),

@@ -53,9 +53,21 @@ impl Steady {
     pub(super) fn born(&self, entry: &Entry, request: Request, row: &LeaseRow) -> Life {
         let born = match self.asked.get(&request) {
             Some(asked) if asked.jumps != self.jumps => asked.age,
-            _ => self.age(entry).saturating_sub(millis(entry.wall.since(row.created))),
+            _ => self.told_by(entry, row),
         };
         Life { renewed: born.cast_signed(), ends: born + LONGEST, taken_up: None }
+    }
+
+    /// The same, seen from the other side: not after its answer.
+    pub(super) fn born_at_the_latest(&self, entry: &Entry, request: Request, row: &LeaseRow) -> u64 {
+        match self.asked.get(&request) {
+            Some(asked) if asked.jumps != self.jumps => self.age(entry),
+            _ => self.told_by(entry, row),
+        }
+    }
+
+    fn told_by(&self, entry: &Entry, row: &LeaseRow) -> u64 {
+        self.age(entry).saturating_sub(millis(entry.wall.since(row.created)))
     }
 }
 

@@ -87,7 +87,7 @@ impl ModelHost {
         let project = self.sim.world().project(&record.key);
         let heard = {
             let mut world = self.sim.world();
-            let answers = !lost && world.daemon(project).is_some_and(super::Daemon::answers);
+            let answers = !lost && world.answers_at(record) == Some(true);
             answers.then(|| world.questioned(project, true, for_builds))
         };
         if let Some((_, builds, _)) = heard {
@@ -112,7 +112,7 @@ impl ModelHost {
             {
                 let mut world = self.sim.world();
                 let project = world.project(&record.key);
-                match world.daemon(project).map(super::Daemon::answers) {
+                match world.answers_at(record) {
                     None => {
                         let log = world.host.last_words.get(&record.key).copied().unwrap_or_default().to_owned();
                         return Err(EffectError::Exited { key: record.key.clone(), log });
@@ -178,14 +178,18 @@ impl World {
             Some(instance) => {
                 let image = (instance.image != image).then_some("the image");
                 let limits = (instance.limits != limits(settings)).then_some("the limits");
-                let old: Vec<&str> = image.into_iter().chain(limits).collect();
+                let is_where = instance.is_where(record);
+                let runs_elsewhere = (!is_where && instance.daemon.is_some()).then_some("what it is made of");
+                let old: Vec<&str> = image.into_iter().chain(limits).chain(runs_elsewhere).collect();
                 let outdated = (!old.is_empty()).then(|| old.join(", "));
                 match &instance.daemon {
                     Some(daemon) => {
-                        let (incarnation, serving) = (format!("run-{}", daemon.incarnation), daemon.answers());
+                        let (incarnation, serving) =
+                            (format!("run-{}", daemon.incarnation), daemon.answers() && is_where);
                         InstanceSeen::Running { incarnation, serving, outdated }
                     }
                     None if instance.half_made => InstanceSeen::HalfMade { why: "half of it is missing".to_owned() },
+                    None if !is_where => InstanceSeen::HalfMade { why: "its address is another".to_owned() },
                     None => InstanceSeen::Stopped { outdated },
                 }
             }
@@ -270,7 +274,8 @@ impl Effects for ModelHost {
                 Ok(Done::Builds { count, cpu })
             }
             _ => {
-                let op = Op { step, record: record.clone(), settings: settings.clone() };
+                let ran = self.sim.world().runs_on(&record.key);
+                let op = Op { step, record: record.clone(), settings: settings.clone(), ran };
                 self.sim.carry_out(self.life, op).await
             }
         }
@@ -378,8 +383,8 @@ impl Effects for ModelHost {
 
     async fn discard_volume(&self, key: &Key) -> Result<(), EffectError> {
         self.pass(true).await?;
-        self.sim.world().discard(key, true);
-        Ok(())
+        let ran = self.sim.world().runs_on(key);
+        Ok(self.sim.world().discard(key, true, ran)?)
     }
 
     async fn trash(&self) -> Result<Vec<Trashed>, EffectError> {

@@ -91,6 +91,11 @@ impl Instance {
     pub(crate) fn new(record: &ProjectRecord, settings: &Settings, image: u32) -> Self {
         Self { properties: marks(record), limits: limits(settings), image, half_made: false, daemon: None }
     }
+
+    /// Whether it has the address at which kilnd looks for it: a database that was lost may have given another.
+    pub(crate) fn is_where(&self, record: &ProjectRecord) -> bool {
+        self.properties.get("address") == Some(&record.address.to_string())
+    }
 }
 
 pub(crate) fn limits(settings: &Settings) -> Limits {
@@ -120,6 +125,12 @@ pub(crate) fn marks(record: &ProjectRecord) -> Properties {
 impl World {
     pub(crate) fn daemon(&self, project: Project) -> Option<&Daemon> {
         self.host.instances.get(&self.key(project))?.daemon.as_ref()
+    }
+
+    /// Whether a call at the address of the record is answered now; `None`: it does not run.
+    pub(super) fn answers_at(&self, record: &ProjectRecord) -> Option<bool> {
+        let instance = self.host.instances.get(&record.key)?;
+        instance.daemon.as_ref().map(|daemon| daemon.answers() && instance.is_where(record))
     }
 
     fn daemon_mut(&mut self, project: Project, incarnation: Incarnation) -> Option<&mut Daemon> {

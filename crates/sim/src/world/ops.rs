@@ -21,6 +21,8 @@ pub(crate) struct Op {
     pub(crate) step: Step,
     pub(crate) record: ProjectRecord,
     pub(crate) settings: Settings,
+    /// A daemon ran as it was asked for.
+    pub(crate) ran: bool,
 }
 
 /// One that ends after nobody waits for it any more.
@@ -108,6 +110,11 @@ impl Sim {
     pub(super) async fn carry_out(&self, life: u32, op: Op) -> Result<Done, EffectError> {
         self.alive(life).await;
         let (key, step) = (op.record.key.clone(), op.step);
+        if step == Step::DestroyVolume {
+            let mut world = self.world();
+            let project = world.project(&key);
+            world.record(Fact::FreeBegan { project });
+        }
         // What kilnd decides it has decided now, however long the host lets it wait for its turn. Also if kilnd dies meanwhile: what
         // it has asked for may be done without it.
         let meant = self.world().stop_begins(&op, None);
@@ -284,7 +291,7 @@ impl World {
             }
             Step::StartInstance if self.apply(op).is_ok() => self.dies(key),
             Step::WriteFiles => drop(self.host.files.remove(key)),
-            Step::DestroyVolume => self.free(key, true),
+            Step::DestroyVolume => drop(self.free(key, true, op.ran)),
             // All of it, or nothing: and nobody was told which.
             Step::StopInstance(_) | Step::Rollback(_) | Step::TakeSnapshot => drop(self.apply(op)),
             _ => {}
@@ -293,7 +300,7 @@ impl World {
 
     /// Carries it out. Whatever a host would refuse is refused, and what must never be asked of one is recorded.
     fn apply(&mut self, op: &Op) -> Result<Done, EffectError> {
-        let Op { step, record, settings } = op;
+        let Op { step, record, settings, ran } = op;
         let key = &record.key;
         let project = self.project(key);
         match *step {
@@ -316,14 +323,14 @@ impl World {
             Step::Discard if !self.host.volumes.contains_key(key) => {
                 return Err(VolumeError::Missing { operation: "discard", name: key.to_string() }.into());
             }
-            Step::Discard => self.discard(key, true),
-            Step::DiscardCache => self.discard(key, false),
+            Step::Discard => self.discard(key, true, *ran)?,
+            Step::DiscardCache => self.discard(key, false, *ran)?,
             Step::CloneVolume => return Ok(self.clone_volume(record)?),
             Step::DestroyVolume => {
                 self.must_not_be_hot(key, settings);
-                self.free(key, false);
+                self.free(key, false, *ran)?;
             }
-            Step::Rollback(to) => self.roll_back(record, to)?,
+            Step::Rollback(to) => self.roll_back(record, to, *ran)?,
             Step::TakeSnapshot => return Ok(self.take_snapshot(key)?),
             Step::ListSnapshots => return Ok(Done::Snapshots { all: self.list_snapshots(key)?, taken: false }),
             Step::DestroySnapshot(name) => self.destroy_snapshot(key, name),
@@ -363,7 +370,8 @@ impl World {
             return Err(refused(step, key, "its volume is missing"));
         }
         if let Some(instance) = self.host.instances.get(key) {
-            let equal = !instance.half_made && instance.limits == limits(settings) && instance.image == self.host.image;
+            let whole = !instance.half_made && instance.is_where(record);
+            let equal = whole && instance.limits == limits(settings) && instance.image == self.host.image;
             return if equal { Ok(()) } else { Err(refused(step, key, "another one of that name is there")) };
         }
         let instance = Instance::new(record, settings, self.host.image);
@@ -384,7 +392,8 @@ impl World {
                 self.record(Fact::Wrong { invariant: "K4", why });
                 return Err(refused(step, key, "it is half-made"));
             }
-            None => match self.host.volumes.get(key) {
+            None if !instance.is_where(record) => return Err(refused(step, key, "its address is another")),
+            None => match self.host.volumes.get_mut(key) {
                 None => return Err(refused(step, key, "its volume is missing")),
                 Some(volume) if volume.foreign || volume.properties.get("key") != marks(record).get("key") => {
                     let why = format!("{project}'s daemon was started on somebody else's volume");
@@ -396,7 +405,10 @@ impl World {
                     let what = "a blob of it has changed".to_owned();
                     return Err(EffectError::Damaged { key: key.clone(), what });
                 }
-                Some(_) => self.start_daemon(key),
+                Some(volume) => {
+                    volume.properties = marks(record);
+                    self.start_daemon(key)
+                }
             },
         };
         let generation = record.generation.get();

@@ -175,16 +175,23 @@ impl World {
         self.late_files.contains(key) || self.faults.contains_key("database lost")
     }
 
-    fn runs_on(&self, key: &Key) -> bool {
+    pub(super) fn runs_on(&self, key: &Key) -> bool {
         self.host.instances.get(key).is_some_and(|instance| instance.daemon.is_some())
     }
 
-    fn must_not_run(&mut self, key: &Key, what: &str) {
+    /// As the engines, it refuses what would go from under a daemon. That kilnd relies on that when it could know is wrong: when the
+    /// daemon `ran` as it was asked for. What lands while it waits for its turn nobody can know of.
+    fn must_not_run(&mut self, operation: &'static str, key: &Key, ran: bool) -> Result<(), VolumeError> {
+        if !self.runs_on(key) {
+            return Ok(());
+        }
         let unseen = |at: &u64| self.now() - at < UNSEEN;
-        if self.runs_on(key) && !self.host.started_by_hand.get(key).is_some_and(unseen) {
-            let why = format!("the cache of {} was {what} under a daemon that runs", self.project(key));
+        if ran && !self.host.started_by_hand.get(key).is_some_and(unseen) {
+            let why = format!("kilnd asked to {operation} the cache of {} under a daemon that runs", self.project(key));
             self.record(Fact::Wrong { invariant: "K3", why });
         }
+        let holder = "its buildkitd".to_owned();
+        Err(VolumeError::Busy { operation, name: key.to_string(), holder })
     }
 
     // === Copies
@@ -287,12 +294,12 @@ impl World {
         Ok(())
     }
 
-    pub(crate) fn roll_back(&mut self, record: &ProjectRecord, to: SnapshotName) -> Result<(), VolumeError> {
+    pub(crate) fn roll_back(&mut self, record: &ProjectRecord, to: SnapshotName, ran: bool) -> Result<(), VolumeError> {
         let key = &record.key;
         let volume = self.host.volumes.get(key).filter(|volume| !volume.foreign);
         let volume = volume.ok_or_else(|| missing("roll back", key))?;
         let contents = volume.snapshots.get(&to).ok_or_else(|| missing("roll back to", &to))?.contents;
-        self.must_not_run(key, "put back");
+        self.must_not_run("roll back", key, ran)?;
         let Some(mut old) = self.host.volumes.remove(key) else { return Ok(()) };
         let younger = old.snapshots.split_off(&SnapshotName::new(to.sequence() + 1));
         let snapshots = std::mem::replace(&mut old.snapshots, younger);
@@ -318,9 +325,9 @@ impl World {
     }
 
     /// `forgets`: the project goes with it.
-    pub(crate) fn discard(&mut self, key: &Key, forgets: bool) {
-        self.must_not_run(key, "taken away");
-        let Some(volume) = self.host.volumes.remove(key) else { return };
+    pub(crate) fn discard(&mut self, key: &Key, forgets: bool, ran: bool) -> Result<(), VolumeError> {
+        self.must_not_run("discard", key, ran)?;
+        let Some(volume) = self.host.volumes.remove(key) else { return Ok(()) };
         let (project, lineage) = (self.project(key), volume.lineage);
         if volume.foreign {
             let why = format!("somebody else's volume in the place of {project}'s was moved to the trash");
@@ -331,11 +338,12 @@ impl World {
             self.host.files.remove(key);
         }
         self.record(Fact::Discarded { project, lineage });
+        Ok(())
     }
 
     /// For good, by way of the trash. `half`: and no further.
-    pub(crate) fn free(&mut self, key: &Key, half: bool) {
-        self.must_not_run(key, "freed");
+    pub(crate) fn free(&mut self, key: &Key, half: bool, ran: bool) -> Result<(), VolumeError> {
+        self.must_not_run("free", key, ran)?;
         let project = self.project(key);
         if let Some(volume) = self.host.volumes.remove(key) {
             let lineage = volume.lineage;
@@ -351,6 +359,7 @@ impl World {
         if !half {
             self.clear_out(key);
         }
+        Ok(())
     }
 
     /// What is only a copy leaves nothing in the trash.

@@ -199,6 +199,11 @@ fn of_github() -> Verifier {
     verifier(&config(vec![github()]), &[Stand::new(GITHUB, &[one()])])
 }
 
+/// For the tests of those who ask: GitHub's word, and what has it say something.
+pub(crate) fn github_at_the_door() -> (Verifier, impl Fn(&Value) -> String) {
+    (of_github(), |change: &Value| one().sign(&claims(GITHUB, change)))
+}
+
 fn build(verified: Result<Verified, ProveError>) -> (String, Trust) {
     match verified.expect("proven").standing {
         Standing::Build(Proven { repo, trust }) => (repo.as_str().to_owned(), trust),
