@@ -3,7 +3,7 @@
 use kiln_sim::Stage;
 
 /// Each found a fault once, which was mended: what it was stands beside it.
-const FOUND_FAULTS: [(u64, &str); 29] = [
+const FOUND_FAULTS: [(u64, &str); 30] = [
     (1, "a release that failed across a leap of the clock came back with times of before, and held for a month"),
     (22, "a daemon that worked and did not answer was taken for one that hangs"),
     (24, "an adoption that could not be recorded left its incarnation behind, and a number that was no daemon's"),
@@ -24,6 +24,7 @@ const FOUND_FAULTS: [(u64, &str); 29] = [
         872,
         "a rescue that was done and reported as failed did not count, and the cache was given up or taken back again",
     ),
+    (1290, "a list that was read before a snapshot was judged took its good name away, and the only good one went"),
     (1485, "the checker took a copy for forgotten that was gone from the host, when its row was still on the disk"),
     (1514, "a daemon whose adoption could not be recorded was answered with a number that was no run's"),
     (

@@ -230,6 +230,7 @@ impl Worker {
     }
 
     fn judged(&mut self, name: SnapshotName, verdict: Verdict) {
+        self.judged = Some((name, verdict));
         let known = self.snapshots.iter_mut().flatten().find(|snapshot| snapshot.name == name);
         if let Some(snapshot) = known {
             snapshot.verdict = verdict;

@@ -42,7 +42,9 @@ use kiln_domain::explain::{Explanation, explain};
 use kiln_domain::plan::{
     Demand, InstanceSeen, Observed, Past, Place, Reason, Room, Setbacks, Situation, StopWish, VolumeSeen,
 };
-use kiln_domain::{Key, Lease, Phase, Plan, ProjectRecord, Settings, Snapshot, Step, Timestamp, plan};
+use kiln_domain::{
+    Key, Lease, Phase, Plan, ProjectRecord, Settings, Snapshot, SnapshotName, Step, Timestamp, Verdict, plan,
+};
 use past::Damage;
 use run::{FirstAnswer, Run};
 use tokio::sync::oneshot;
@@ -108,6 +110,8 @@ pub(super) struct Worker {
     thinners: Vec<Thinner>,
     /// What there is to go back to; `None`: nobody has looked.
     snapshots: Option<Vec<Snapshot>>,
+    /// The last that was tried out of this cache, for lists that were read before.
+    judged: Option<(SnapshotName, Verdict)>,
     damage: Option<Damage>,
     /// What the last step was begun for.
     cause: Cause,
@@ -195,6 +199,7 @@ impl Worker {
             snapshot_askers: Vec::new(),
             thinners: Vec::new(),
             snapshots: None,
+            judged: None,
             damage: None,
             cause: Cause::Plan,
             room: Room::default(),

@@ -25,7 +25,14 @@ pub(super) struct Damage {
 
 impl Worker {
     pub(super) fn note_snapshots(&mut self, step: Step, all: &[Snapshot], taken: bool) {
-        self.snapshots = Some(all.to_vec());
+        let mut listed = all.to_vec();
+        // Judged while the step was under way, it may have been read before.
+        if let Some((name, verdict)) = self.judged
+            && let Some(snapshot) = listed.iter_mut().find(|snapshot| snapshot.name == name)
+        {
+            snapshot.verdict = verdict;
+        }
+        self.snapshots = Some(listed);
         if step != Step::TakeSnapshot {
             return;
         }
@@ -49,7 +56,7 @@ impl Worker {
 
     /// The past is another now.
     pub(super) fn note_rollback(&mut self, to: SnapshotName) {
-        self.snapshots = None;
+        (self.snapshots, self.judged) = (None, None);
         let text = match self.damage.take() {
             // Whoever asked for it by hand may ask as often as they like: it takes nothing from what Kiln does by itself.
             Some(Damage { says, .. }) if self.cause == Cause::Rescue => self.note_rescue(to, &says),
@@ -72,7 +79,7 @@ impl Worker {
     /// It may have been done, or will be: what is there now may not be what was known of it.
     pub(super) fn note_unclear_rollback(&mut self, to: SnapshotName) {
         // Which there are is to be asked anew before one is given up.
-        self.snapshots = None;
+        (self.snapshots, self.judged) = (None, None);
         if let Some(damage) = &mut self.damage {
             damage.unclear.get_or_insert((to, self.cause));
         }
@@ -87,11 +94,11 @@ impl Worker {
 
     /// What is known of the cache before is not about this one.
     pub(super) fn note_new_cache(&mut self) {
-        (self.snapshots, self.damage) = (None, None);
+        (self.snapshots, self.judged, self.damage) = (None, None, None);
     }
 
     pub(super) fn note_emptied(&mut self, step: Step) {
-        (self.snapshots, self.damage) = (None, None);
+        (self.snapshots, self.judged, self.damage) = (None, None, None);
         self.record.cache = kiln_domain::project::CacheNotes::default();
         if self.record.phase != Phase::Removing {
             if step != Step::DiscardCache {
@@ -151,7 +158,7 @@ impl Worker {
             tracing::error!(key = %self.key, damage, "no daemon can open its cache");
             self.log_event(self.event("cache-damaged", error.in_words()));
             // What is known of its snapshots may be less than what was found of them meanwhile.
-            (self.observed, self.look, self.snapshots) = (None, None, None);
+            (self.observed, self.look, self.snapshots, self.judged) = (None, None, None, None);
         }
         !already
     }
