@@ -157,7 +157,7 @@ fn put(bytes: &mut Vec<u8>, what: &[u8]) {
 fn put_origin(bytes: &mut Vec<u8>, peer: SocketAddr, client: Option<SocketAddr>, age: Duration) {
     put(bytes, peer.to_string().as_bytes());
     put(bytes, client.map(|client| client.to_string()).unwrap_or_default().as_bytes());
-    bytes.extend(u64::try_from(age.as_millis()).unwrap_or(u64::MAX).to_be_bytes());
+    bytes.extend(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX).to_be_bytes());
 }
 
 /// What has not been read of a record.
@@ -206,7 +206,7 @@ impl<'a> Rest<'a> {
             "" => None,
             client => Some(client.parse().map_err(wrong)?),
         };
-        Ok((peer, client, Duration::from_millis(self.number("the age")?)))
+        Ok((peer, client, Duration::from_nanos(self.number("the age")?)))
     }
 
     fn direction(&mut self) -> Result<Direction, RecordError> {
