@@ -1,5 +1,6 @@
 //! One life of kilnd: from its start to its death or to the end of the schedule.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -151,13 +152,13 @@ async fn turn_disk(sim: Sim, life: u32, disk: MemoryDisk, store: Store) {
 
 /// What a commit took the last of: nothing else tells of it.
 async fn note_forgotten(sim: &Sim, store: &Store) {
-    let going = sim.world().going.clone();
-    for key in going {
-        if let Ok(None) = store.project(&key).await {
-            let mut world = sim.world();
-            world.going.remove(&key);
-            let project = world.project(&key);
-            world.record(Fact::Forgotten { project });
-        }
+    let Ok(records) = store.projects().await else { return };
+    let there: BTreeSet<Key> = records.into_iter().map(|record| record.key).collect();
+    let mut world = sim.world();
+    let before = std::mem::replace(&mut world.rows, there);
+    let gone: Vec<Key> = before.difference(&world.rows).cloned().collect();
+    for key in gone {
+        let project = world.project(&key);
+        world.record(Fact::Forgotten { project });
     }
 }

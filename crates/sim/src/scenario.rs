@@ -169,7 +169,7 @@ impl Life {
         if without_database {
             let mut world = self.sim.world();
             world.saved = None;
-            world.going.clear();
+            world.rows.clear();
             world.fault("database lost");
             world.record(Fact::DatabaseLost);
         }

@@ -96,6 +96,8 @@ pub(super) struct TheHostIsTheTruth {
     late: Objects,
     /// Projects that something was done for since a kilnd began with a new database; `None`: none has, since it was lost if it was.
     known: Option<BTreeSet<Project>>,
+    /// Projects whose rows are gone, and that nothing was done for since.
+    forgotten: BTreeSet<Project>,
     /// The database was lost, and is not known to be whole again.
     lost: bool,
     /// The host could not be looked through, or the disk not be written to, in this life.
@@ -112,21 +114,22 @@ struct Objects {
 
 impl TheHostIsTheTruth {
     pub(super) fn new(cast: Cast) -> Self {
-        let (there, late) = Default::default();
+        let (there, late, forgotten) = Default::default();
         let (lost, hindered, disk_full, disk_stalls_until) = (false, false, false, 0);
-        Self { cast, there, late, known: None, lost, hindered, disk_full, disk_stalls_until }
+        Self { cast, there, late, known: None, forgotten, lost, hindered, disk_full, disk_stalls_until }
     }
 
     fn of(&mut self, project: Project) -> &mut Objects {
-        let is_late = self.known.as_ref().is_some_and(|known| !known.contains(&project));
+        let unknown = self.known.as_ref().is_some_and(|known| !known.contains(&project));
+        let is_late = unknown || self.forgotten.contains(&project);
         if is_late { &mut self.late } else { &mut self.there }
     }
 
     /// It has its record, so all that is there of it is its own.
     fn is_known(&mut self, project: Project) {
-        if let Some(known) = &mut self.known
-            && known.insert(project)
-        {
+        let was_forgotten = self.forgotten.remove(&project);
+        let is_new = self.known.as_mut().is_some_and(|known| known.insert(project));
+        if is_new || was_forgotten {
             self.there.volumes.extend(self.late.volumes.take(&project));
             self.there.instances.extend(self.late.instances.take(&project));
         }
@@ -134,6 +137,7 @@ impl TheHostIsTheTruth {
 
     fn database_lost(&mut self) {
         (self.lost, self.known) = (true, None);
+        self.forgotten.clear();
         self.there.volumes.append(&mut self.late.volumes);
         self.there.instances.append(&mut self.late.instances);
     }
@@ -162,9 +166,15 @@ impl Check for TheHostIsTheTruth {
     }
 
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
+        if let Fact::KilndReady { projects } = &entry.fact {
+            projects.iter().for_each(|project| self.is_known(*project));
+        }
         match &entry.fact {
             Fact::Op { project, .. } => self.is_known(*project),
-            Fact::Restored { project, .. } => drop(self.there.volumes.insert(*project)),
+            // Nothing had come of it; what lands of it now was begun by a kilnd that died, and nobody knows of that.
+            Fact::Forgotten { project } => drop(self.forgotten.insert(*project)),
+            // Put back where its record could not be: whoever asked was told so, and the same again finishes it.
+            Fact::Restored { project, .. } => drop(self.of(*project).volumes.insert(*project)),
             Fact::VolumeMade { project, .. } | Fact::Cloned { project, .. } => {
                 self.of(*project).volumes.insert(*project);
             }

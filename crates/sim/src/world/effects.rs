@@ -341,7 +341,6 @@ impl Effects for ModelHost {
         let mut world = self.sim.world();
         world.host.files.remove(key);
         world.clear_out(key);
-        world.going.insert(key.clone());
         Ok(())
     }
 

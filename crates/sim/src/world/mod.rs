@@ -75,8 +75,8 @@ pub(crate) struct World {
     left_behind: BTreeMap<Key, Option<Op>>,
     /// Whose certificates may have been written when nobody waited for that any more.
     pub(crate) late_files: BTreeSet<Key>,
-    /// Of what kilnd is about to forget: the rows are on the disk until a commit takes them.
-    pub(crate) going: BTreeSet<Key>,
+    /// What the last commit left on the disk.
+    pub(crate) rows: BTreeSet<Key>,
     sequence: u64,
     pub(crate) cast: Cast,
     /// Of each project and of each that is derived from one.
@@ -177,7 +177,7 @@ impl Sim {
             due: BTreeMap::new(),
             left_behind: BTreeMap::new(),
             late_files: BTreeSet::new(),
-            going: BTreeSet::new(),
+            rows: BTreeSet::new(),
             sequence: 0,
             cast,
             names,
