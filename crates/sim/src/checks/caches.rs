@@ -167,7 +167,9 @@ impl Check for TheHostIsTheTruth {
 
     fn see(&mut self, entry: &Entry) -> Result<(), String> {
         if let Fact::KilndReady { projects } = &entry.fact {
-            projects.iter().for_each(|project| self.is_known(*project));
+            for project in projects {
+                self.is_known(*project);
+            }
         }
         match &entry.fact {
             Fact::Op { project, .. } => self.is_known(*project),
