@@ -228,15 +228,21 @@ async fn a_damaged_cache_goes_back_by_itself_and_whoever_waits_gets_the_daemon()
     bench.until("it is told", async |b| events(b, "rollback").await.concat().contains(told)).await;
 }
 
-/// It was done, and nobody was told: what it is now is not taken for damaged, and goes back no second time within the hour.
-#[tokio::test]
-async fn a_rescue_that_seemed_to_fail_is_not_done_again_and_counts() {
+/// A cache at rest that no daemon can open, with a good snapshot to go back to.
+async fn damaged_since_it_was_good() -> Bench {
     let bench = bench_with(Policy { history: HistoryPolicy { every: Duration::ZERO, ..eager().history }, ..policy() });
     build(&bench).await;
     let good = Snapshot { name: FIRST, taken: Timestamp::EPOCH, verdict: Verdict::Good, bytes: None };
     bench.effects.set_snapshots(&key(), vec![good]);
     bench.projects.stop(&key(), false).await.expect("stopped");
     bench.effects.damage(&key(), "invalid database");
+    bench
+}
+
+/// It was done, and nobody was told: what it is now is not taken for damaged, and goes back no second time within the hour.
+#[tokio::test]
+async fn a_rescue_that_seemed_to_fail_is_not_done_again_and_counts() {
+    let bench = damaged_since_it_was_good().await;
     bench.effects.set_mood(Mood::Lossy(Step::Rollback(FIRST)));
     bench.try_route().await.expect_err("the answer is lost");
     bench.effects.set_mood(Mood::Obedient);
@@ -253,12 +259,7 @@ async fn a_rescue_that_seemed_to_fail_is_not_done_again_and_counts() {
 /// It was not done: the next start says so again, and whoever waits for it is served.
 #[tokio::test]
 async fn a_rescue_that_failed_is_tried_again_when_a_daemon_says_so_again() {
-    let bench = bench_with(Policy { history: HistoryPolicy { every: Duration::ZERO, ..eager().history }, ..policy() });
-    build(&bench).await;
-    let good = Snapshot { name: FIRST, taken: Timestamp::EPOCH, verdict: Verdict::Good, bytes: None };
-    bench.effects.set_snapshots(&key(), vec![good]);
-    bench.projects.stop(&key(), false).await.expect("stopped");
-    bench.effects.damage(&key(), "invalid database");
+    let bench = damaged_since_it_was_good().await;
     bench.effects.set_mood(Mood::Failing(Step::Rollback(FIRST)));
     bench.try_route().await.expect_err("it fails");
     bench.effects.set_mood(Mood::Obedient);

@@ -10,6 +10,7 @@ use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 use super::{Scope, Standing};
+use crate::key::hex;
 use crate::lane::Lane;
 
 const PREFIX: &str = "kiln_";
@@ -153,15 +154,6 @@ impl FromStr for AccessToken {
 
 fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use fmt::Write as _;
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        // Writing to memory does not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]
